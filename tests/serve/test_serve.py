@@ -79,10 +79,10 @@ def client_of(server, key="none"):
     return client
 
 
-def call(server, path, body=None, *, method=None, key=None):
+def call(server, path, body=None, *, method=None, key=None, scheme="Bearer"):
     """Status, headers and content of a response."""
     content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    headers = {"Authorization": f"{scheme} {key}"} if key else {}
     request = urllib.request.Request(f"{server.url}{path}", content, headers=headers, method=method)
     try:
         with urllib.request.urlopen(request) as response:
@@ -377,7 +377,7 @@ def test_keys_rates_and_metrics():
         client_of(server, "one").completions.create(model="small", prompt="a", max_tokens=2)
         assert [call(server, "/v1/models", key="one")[0] for _ in range(3)] == [200, 200, 429]
         assert int(call(server, "/v1/models", key="one")[1]["Retry-After"]) in range(1, 61)
-        status, headers, content = call(server, "/metrics", key="two")
+        status, headers, content = call(server, "/metrics", key="two", scheme="bearer")
         assert headers["Content-Type"].startswith("text/plain")
         lines = content.decode().splitlines()
         assert 'staircase_requests_total{endpoint="/v1/models",status="401"} 4.0' in lines

@@ -127,6 +127,11 @@ class RedditOptions:
 
     def __post_init__(self) -> None:
         check_fields(self, examples={"maximum_depth": 7})
+        try:
+            re.compile(self.bots or "")
+        except re.error as error:
+            received, remedy = f"{self.bots!r} ({error})", "escape special characters"
+            raise input_error("bots must be a regular expression", received, remedy) from error
 
     def clean(self, author: str, body: str) -> tuple[Status, str | None]:
         """The status of a comment, and its text, which is None unless the status is LIVING.

@@ -2,6 +2,7 @@
 
 import pytest
 
+from staircase_attention.checks import InputError
 from staircase_attention.data.reddit import (
     RedditOptions,
     Status,
@@ -90,3 +91,8 @@ def test_the_filters_of_roller_reject_what_they_document():
         assert not is_allowed_by_roller(text), text
         assert status(text, filters="roller") is Status.FILTERED
         assert status(text) is Status.LIVING
+
+
+def test_a_pattern_of_bots_must_be_one():
+    with pytest.raises(InputError, match=r"bots must be a regular expression, got '\('"):
+        RedditOptions(bots="(")
