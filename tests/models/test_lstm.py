@@ -43,6 +43,11 @@ def test_wrong_states_are_refused_in_one_line(model):
         state.select([5])
     with pytest.raises(ValueError, match=r"of the model, torch.float64, got torch.float32; use"):
         model(random_tokens(2, 4), state.to(dtype=torch.float32))
+    mixed = LSTMState(hidden=state.hidden, cell=state.cell.half())
+    with pytest.raises(ValueError, match=r"torch.float64, got torch.float16, torch.float64; use"):
+        model(random_tokens(2, 4), mixed)
+    with pytest.raises(ValueError, match="on the device of the model, cpu, got meta; use state"):
+        model(random_tokens(2, 4), state.to("meta"))
     with pytest.raises(ValueError, match=r"to join must be one or more, got none; pass a list"):
         LSTMState.join([])
 

@@ -26,6 +26,10 @@ class LSTMState(TensorState):
         """Rows in the batch."""
         return self.hidden.shape[1]
 
+    @property
+    def _tensors(self) -> Sequence[Tensor]:
+        return (self.hidden, self.cell)
+
     def map(self, change: Callable[[Tensor], Tensor]) -> "LSTMState":
         """The same change made to both tensors."""
         return LSTMState(hidden=change(self.hidden), cell=change(self.cell))
@@ -92,11 +96,7 @@ class LSTMSequenceModel(nn.Module):
         own = "pass this model's own state, or none to restart"
         if not isinstance(state, LSTMState):
             raise input_error(STATE_RULE, type(state).__name__, own)
-        here = self.output.weight
-        is_other = {state.hidden.dtype, state.cell.dtype} != {here.dtype}
-        if is_other and not torch.is_autocast_enabled(here.device.type):
-            rule = f"a state must have the dtype of the model, {here.dtype}"
-            raise input_error(rule, state.hidden.dtype, f"use state.to(dtype={here.dtype})")
+        state.check_placed(self.output.weight)
         layers, width = self.lstm.num_layers, self.lstm.hidden_size
         for tensor in (state.hidden, state.cell):
             if tensor.shape != (layers, tokens.shape[0], width):

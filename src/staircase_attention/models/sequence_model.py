@@ -273,15 +273,7 @@ class SequenceModel(nn.Module):
         if state.batch_size != tokens.shape[0]:
             rule = f"a state must have the batch size of the tokens, {tokens.shape[0]}"
             raise input_error(rule, state.batch_size, "use state.select(rows), or none to restart")
-        here = self.output.weight
-        if state.dtypes - {here.dtype} and not torch.is_autocast_enabled(here.device.type):
-            rule = f"a state must have the dtype of the model, {here.dtype}"
-            found = ", ".join(sorted(map(str, state.dtypes)))
-            raise input_error(rule, found, f"use state.to(dtype={here.dtype})")
-        if state.devices - {here.device}:
-            rule = f"a state must be on the device of the model, {here.device}"
-            found = ", ".join(sorted(map(str, state.devices)))
-            raise input_error(rule, found, f"use state.to('{here.device}')")
+        state.check_placed(self.output.weight)
 
 
 def _check_schedule(schedule: object, core: CoreConfig) -> None:

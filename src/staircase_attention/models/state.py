@@ -26,6 +26,37 @@ class TensorState(ABC):
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """The same change made to every tensor."""
 
+    @property
+    @abstractmethod
+    def _tensors(self) -> Sequence[Tensor]:
+        """Every tensor held."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all tensors."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors)
+
+    @property
+    def devices(self) -> set[torch.device]:
+        """The devices of its tensors; none where nothing is remembered yet."""
+        return {tensor.device for tensor in self._tensors}
+
+    @property
+    def dtypes(self) -> set[torch.dtype]:
+        """The dtypes of its tensors; two where autocast is used at times."""
+        return {tensor.dtype for tensor in self._tensors}
+
+    def check_placed(self, here: Tensor) -> None:
+        """Refuse tensors of another dtype or device than those of a model with this weight."""
+        if self.dtypes - {here.dtype} and not torch.is_autocast_enabled(here.device.type):
+            rule = f"a state must have the dtype of the model, {here.dtype}"
+            found = ", ".join(sorted(map(str, self.dtypes)))
+            raise input_error(rule, found, f"use state.to(dtype={here.dtype})")
+        if self.devices - {here.device}:
+            rule = f"a state must be on the device of the model, {here.device}"
+            found = ", ".join(sorted(map(str, self.devices)))
+            raise input_error(rule, found, f"use state.to('{here.device}')")
+
     def to(
         self,
         device: torch.device | torch.dtype | str | None = None,
@@ -179,11 +210,6 @@ class State(TensorState):
         return sum(len(stream.rows) for stream in self.streams)
 
     @property
-    def num_bytes(self) -> int:
-        """Size of all tensors."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors)
-
-    @property
     def lengths(self) -> tuple[int, ...]:
         """For each batch row, the number of tokens since it began."""
         by_row = {
@@ -192,16 +218,6 @@ class State(TensorState):
             for row, start in zip(stream.rows, stream.starts, strict=True)
         }
         return tuple(by_row[row] for row in range(self.batch_size))
-
-    @property
-    def devices(self) -> set[torch.device]:
-        """The devices of its tensors; none where nothing is remembered yet."""
-        return {tensor.device for tensor in self._tensors}
-
-    @property
-    def dtypes(self) -> set[torch.dtype]:
-        """The dtypes of its tensors; two where autocast is used at times."""
-        return {tensor.dtype for tensor in self._tensors}
 
     def select(self, rows: Sequence[int] | Int[Tensor, " rows"]) -> "State":
         """The state of a batch made of these rows, in this order; a row may be repeated."""
