@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from staircase_attention.cli.app import app
 from staircase_attention.experiments.catalog import find_recipe
-from staircase_attention.experiments.estimate import estimate
+from staircase_attention.experiments.estimate import Machine, estimate
 from staircase_attention.training import Recipe
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -86,6 +86,17 @@ def test_sharding_saves_memory_and_a_part_of_what_is_sent() -> None:
     # 2 bytes gathered and 4 scattered instead of 8 reduced.
     links = [one["seconds"]["collectives"] - 100e-6 for one in (shared, whole)]
     assert math.isclose(links[0] / links[1], 6 / 8)
+
+
+def test_a_host_that_launches_slowly_sets_the_pace_of_sharded_updates() -> None:
+    def paced(launch: float) -> float:
+        sharded = recipe(training__parallel="fsdp")
+        found = estimate(sharded, num_gpus=8, machine=Machine(launch=launch))
+        return float(found["update_seconds"] - found["seconds"]["collectives"])
+
+    # A second per launch, or two, is all there is; with none, the kernels are.
+    assert math.isclose(paced(2), 2 * paced(1))
+    assert paced(0) < 1
 
 
 @pytest.mark.parametrize(

@@ -143,11 +143,12 @@ def estimate(
         taken = kernel.number * (max(operations, traffic) + latency)
         seconds[kernel.kind] += taken
         bounds[max(parts, key=parts.__getitem__)] += taken
-    seconds["host"] = bounds["host"] = machine.between
+    host = machine.between
     if work.num_sharing > 1:
         # Such updates are not captured: the host may need longer to launch kernels than they take.
         launches = machine.launch * sum(kernel.number for kernel in work.kernels())
-        seconds["host"] = bounds["host"] = max(machine.between, launches - sum(seconds.values()))
+        host = max(host, launches - sum(seconds.values()))
+    seconds["host"] = bounds["host"] = host
     if num_gpus > 1:
         seconds["collectives"] = bounds["links"] = work.collectives(machine, num_gpus, num_nodes)
         memory["buckets of gradients"] = 4.0 * num_parameters
