@@ -99,6 +99,11 @@ def sketch(losses: Mapping[int, float], *, width: int = 60, height: int = 6) -> 
     return "\n".join([*lines, f"{'':{margin}} {begin}{f'{last:,}'.rjust(width - len(begin))}"])
 
 
+def plain_console(*, stderr: bool = False) -> Console:
+    """A console that prints names and tokens as they are, brackets and colons included."""
+    return Console(stderr=stderr, markup=False, emoji=False)
+
+
 class CurveProgress(progress.Progress):
     """A progress bar, and below it the curve of the losses so far."""
 
@@ -121,7 +126,7 @@ class Terminal(Display):
             progress.TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
             progress.TextColumn("{task.fields[facts]}", markup=False),
             progress.TimeRemainingColumn(),
-            console=Console(stderr=True, markup=False, emoji=False),
+            console=plain_console(stderr=True),
         )
         self._facts: dict[str, float] = {}
         self._progress.losses = self._losses = dict[int, float]()

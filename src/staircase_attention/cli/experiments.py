@@ -7,13 +7,12 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Column, Table
 
 from staircase_attention import drawing, experiments, training
 from staircase_attention.checks import input_error
 from staircase_attention.cli import arguments
-from staircase_attention.display import choose_display, counted
+from staircase_attention.display import choose_display, counted, plain_console
 from staircase_attention.files import check_can_hold
 
 DEMO_RECIPES = ("parity/staircase", "parity/transformer-xl")
@@ -40,7 +39,7 @@ Lengths = Annotated[
 
 def demo(*, seeds: Seeds = 1, output: Output = Path("demo")) -> int:
     """Train two small models on parity and compare them."""
-    console = Console(markup=False, emoji=False)
+    console = plain_console()
     chosen = [experiments.find_recipe(name) for name in DEMO_RECIPES]
     console.print(INTRODUCTION)
     for recipe in chosen:
@@ -236,7 +235,7 @@ def suite(
     grid = Table(first, *[*rows[0]][1:], box=box.SIMPLE_HEAD, caption=caption)
     for row in rows:
         grid.add_row(*row.values())
-    Console(markup=False, emoji=False).print(grid)
+    plain_console().print(grid)
     for task, by_model in cells.items():
         for model, cell in by_model.items():
             if cell["failure"]:
@@ -250,7 +249,7 @@ def show_report(report: "experiments.Report") -> int:
     """Print a report for the screen; a run that failed, diverged or has not ended is a failure."""
     from staircase_attention.experiments.report import orders, screen_table, troubles
 
-    console = Console(markup=False, emoji=False)
+    console = plain_console()
     console.print(screen_table(report))
     for line in [*orders(report.rows), *troubles(report.rows)]:
         console.print(line, highlight=False, soft_wrap=True)

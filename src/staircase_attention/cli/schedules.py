@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from staircase_attention import drawing
 from staircase_attention.checks import check_choice
 from staircase_attention.cli import arguments
-from staircase_attention.display import counted
+from staircase_attention.display import counted, plain_console
 from staircase_attention.references import check_options
 from staircase_attention.schedules import Order, Schedule, make_schedule
 
@@ -40,7 +39,7 @@ def draw(
     plan = make_schedule(schedule, arguments.parse_assignments(options or []))
     drawn = drawing.picture(plan, num_tokens=tokens, num_layers=layers, order=cast(Order, order))
     if output is None:
-        Console(markup=False, emoji=False).print(drawing.TerminalPicture(drawn))
+        plain_console().print(drawing.TerminalPicture(drawn))
     else:
         drawing.save_picture(drawn, output)
         typer.echo(f"wrote {output}")
@@ -128,7 +127,7 @@ def print_costs(plan: Schedule, facts: dict[str, Any], dtype: str) -> None:
     for name, number, remark in rows:
         # The paper prints a dash where a model has no such number.
         grid.add_row(name, "-" if number is None else f"{number:,.0f}", remark)
-    Console(markup=False, emoji=False).print(grid)
+    plain_console().print(grid)
 
 
 def play(

@@ -7,6 +7,7 @@ Scores are errors in percent for a task, bits per byte or perplexity for a corpu
 scores a run's best weights on test episodes of these lengths.
 """
 
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -56,8 +57,8 @@ class Measure:
     """Decimals of the paper's."""
 
     def of(self, score: Mapping[str, Any]) -> float:
-        """The number; NaN where it was not finite, which metrics write as null."""
-        return self.scale * float("nan" if score[self.key] is None else score[self.key])
+        """The number."""
+        return self.scale * _number(score[self.key])
 
 
 ERROR = Measure(key="error", unit="error %", scale=100, digits=2, paper_digits=1)
@@ -281,8 +282,7 @@ def latest_facts(path: Path) -> tuple[int, dict[str, float]]:
         update = line["update"]
         before = "valid_" if line["kind"] == "valid" else ""
         names = ("error", "bits_per_byte") if before else ("loss", "error")
-        for name in (name for name in names if name in line):
-            facts[before + name] = float("nan") if line[name] is None else line[name]
+        facts |= {before + name: _number(line[name]) for name in names if name in line}
     for line in read_lines(folder.timing, last_bytes=4096):
         facts["tokens_per_second"] = line["tokens_per_second"]
     return update, facts
@@ -349,3 +349,8 @@ def score_lengths(run: Path, lengths: Sequence[int]) -> None:
 
 if __name__ == "__main__":
     score_lengths(Path(sys.argv[1]), [int(length) for length in sys.argv[2:]])
+
+
+def _number(written: float | None) -> float:
+    """A number of the metrics, which write null for one that is not finite."""
+    return math.nan if written is None else float(written)

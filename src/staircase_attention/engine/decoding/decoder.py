@@ -79,7 +79,7 @@ class DecoderMemory:
         # Rows begin at multiples of 16 bytes, so that one compiled kernel serves all of them.
         shape = (sizes.num_steps, row_size + row_size % 2)
         self.plan = torch.zeros(shape, dtype=torch.int64, device=device)
-        # A query is turned by its distance from a key as the last of so many keys is by its place.
+        # A query is turned by its distance from a key as the last of `reach` keys is by its place.
         last = sizes.reach - 1
         view = View(num_queries=1, num_keys=1, first_query=last, device=torch.device("cpu"))
         found = RotaryPositions(head_size=config.head_size).turns(view)

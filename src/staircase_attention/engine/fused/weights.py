@@ -24,7 +24,7 @@ from staircase_attention.layers.keys_values import split_heads
 from staircase_attention.layers.layer import FeedForward, Layer
 from staircase_attention.layers.positions import RotaryPositions
 
-# A product is launched for at least so many rows; fewer are collected first.
+# A product is launched for at least this many rows; fewer are collected first.
 ENOUGH_ROWS = 4096
 
 # Parameters and their gradients.
