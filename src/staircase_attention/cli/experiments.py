@@ -231,11 +231,16 @@ def suite(
     options: dict[str, Any] = {"seeds": seeds, "first_seed": first_seed, "jobs": jobs}
     cells = whole.run_suite(recipes, budget, folder=folder, progress=not quiet, **options)
     rows = whole.score_table(cells)
-    caption, first = "% right at trained / longer lengths", Column("Task", no_wrap=True)
-    grid = Table(first, *[*rows[0]][1:], box=box.SIMPLE_HEAD, caption=caption)
+    shown = [name for name in rows[0] if name != "Class"]
+    columns = [Column(name.replace(" ", "\n"), no_wrap=True) for name in shown]
+    grid = Table(*columns, box=box.SIMPLE_HEAD, caption="% right at trained / longer lengths")
     for row in rows:
-        grid.add_row(*row.values())
-    plain_console().print(grid)
+        grid.add_row(*(row[name] for name in shown))
+    console = plain_console()
+    # Half a score says nothing: a narrow terminal breaks lines instead.
+    wide = console.options.update(max_width=1000)
+    console.width = max(console.width, console.measure(grid, options=wide).maximum)
+    console.print(grid)
     for task, by_model in cells.items():
         for model, cell in by_model.items():
             if cell["failure"]:
