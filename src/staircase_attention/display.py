@@ -8,6 +8,7 @@ from statistics import fmean
 
 from rich import progress
 from rich.console import Console, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 # Bars of a curve: no height to a whole line, in eighths.
@@ -102,6 +103,15 @@ def sketch(losses: Mapping[int, float], *, width: int = 60, height: int = 6) -> 
 def plain_console(*, stderr: bool = False) -> Console:
     """A console that prints names and tokens as they are, brackets and colons included."""
     return Console(stderr=stderr, markup=False, emoji=False)
+
+
+def wide_console(table: Table) -> Console:
+    """A plain console that cuts no word of a table, whose lines may then break in the terminal."""
+    console = plain_console()
+    needed = console.measure(table, options=console.options.update(max_width=1000))
+    if needed.minimum > console.width:
+        console.width = needed.maximum
+    return console
 
 
 class CurveProgress(progress.Progress):

@@ -15,6 +15,7 @@ from rich.console import Console
 from small_corpora import SOME, text_of, write_lines
 
 from staircase_attention.data import prepare_text
+from staircase_attention.display import wide_console
 from staircase_attention.experiments import find_recipe, reproduce, results, table_rows
 from staircase_attention.experiments.figures import curve_figure, image
 from staircase_attention.experiments.paper import Spread
@@ -246,6 +247,16 @@ def test_a_screen_shows_a_table_of_its_width_with_the_rows_that_were_run(tmp_pat
     assert {line.split()[0] for line in lines if line.strip()} >= {"lstm", "ladder-2"}
     assert "transformer-xl" not in file.getvalue()
     assert "|" not in file.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_terminal_that_is_too_narrow_for_the_words_of_a_table_gets_whole_lines(
+    tmp_path, fake, monkeypatch, capsys, width
+):
+    table = screen_table(reproduce("random-walk", folder=tmp_path, rows=["ladder-2"], seeds=1))
+    monkeypatch.setenv("COLUMNS", str(width))
+    wide_console(table).print(table)
+    assert "…" not in capsys.readouterr().out
 
 
 def test_fewer_tokens_are_a_short_budget_even_with_all_updates():

@@ -9,14 +9,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import rich
 import typer
 
 from staircase_attention import data as corpora
 from staircase_attention import training
 from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.cli import arguments
-from staircase_attention.display import Display, choose_display, counted
+from staircase_attention.display import Display, choose_display, counted, wide_console
 from staircase_attention.files import check_can_write
 
 if TYPE_CHECKING:
@@ -247,6 +246,7 @@ def inspect(
     if as_json:
         typer.echo("\n".join(json.dumps(place._asdict()) for place in places))
     else:
-        rich.print(lens_table(places))
+        table = lens_table(places)
+        wide_console(table).print(table)
     if figure is not None:
         typer.echo(f"wrote {figure}", err=as_json)

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from staircase_attention import drawing, experiments, training
 from staircase_attention.checks import input_error
 from staircase_attention.cli import arguments
-from staircase_attention.display import choose_display, counted, plain_console
+from staircase_attention.display import choose_display, counted, plain_console, wide_console
 from staircase_attention.files import check_can_hold
 
 DEMO_RECIPES = ("parity/staircase", "parity/transformer-xl")
@@ -236,11 +236,7 @@ def suite(
     grid = Table(*columns, box=box.SIMPLE_HEAD, caption="% right at trained / longer lengths")
     for row in rows:
         grid.add_row(*(row[name] for name in shown))
-    console = plain_console()
-    # Half a score says nothing: a narrow terminal breaks lines instead.
-    wide = console.options.update(max_width=1000)
-    console.width = max(console.width, console.measure(grid, options=wide).maximum)
-    console.print(grid)
+    wide_console(grid).print(grid)
     for task, by_model in cells.items():
         for model, cell in by_model.items():
             if cell["failure"]:
@@ -254,8 +250,9 @@ def show_report(report: "experiments.Report") -> int:
     """Print a report for the screen; a run that failed, diverged or has not ended is a failure."""
     from staircase_attention.experiments.report import orders, screen_table, troubles
 
-    console = plain_console()
-    console.print(screen_table(report))
+    grid = screen_table(report)
+    console = wide_console(grid)
+    console.print(grid)
     for line in [*orders(report.rows), *troubles(report.rows)]:
         console.print(line, highlight=False, soft_wrap=True)
     typer.echo(f"wrote {report.folder / 'report.html'}")
