@@ -68,7 +68,7 @@ def evaluate(
     trust_code: arguments.TrustCode = False,
     as_json: arguments.AsJson = False,
 ) -> None:
-    """Score a trained model on a split of its data, or on other text."""
+    """Score a trained model on its data, or on other text."""
     check_choice("--split", split, ("train", "valid", "test"))
     if text and corpus:
         raise input_error("a model is scored on one text", "--corpus and --text", "leave one out")

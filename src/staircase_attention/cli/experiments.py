@@ -207,7 +207,7 @@ def suite(
     show: Annotated[bool, typer.Option("--show", help="Only print episodes of the tasks.")] = False,
     quiet: arguments.Quiet = False,
 ) -> int:
-    """Train models on the tasks of the suite, and score them at longer lengths."""
+    """Train models on the suite's tasks; score longer strings too."""
     from staircase_attention.experiments import suite as whole
 
     chosen_tasks = names(tasks) or []
@@ -270,7 +270,7 @@ def estimate(
     price: Annotated[float | None, typer.Option(help="Price of one GPU per hour.")] = None,
     as_json: arguments.AsJson = False,
 ) -> None:
-    """Estimate memory, time and cost of a run on H200 GPUs, without one."""
+    """Estimate memory, time and cost of a run on H200s."""
     from staircase_attention.experiments.estimate import Machine
     from staircase_attention.experiments.estimate import estimate as estimate_recipe
 

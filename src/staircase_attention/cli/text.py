@@ -233,7 +233,7 @@ def serve(
     device: arguments.DeviceName = None,
     trust_code: arguments.TrustCode = False,
 ) -> None:
-    """Serve a language model, with OpenAI's protocol and sessions, until Ctrl-C."""
+    """Serve a language model with OpenAI's protocol, until Ctrl-C."""
     from staircase_attention.serve import Limits, Server, Service
     from staircase_attention.training.loading import PRETRAINED
 
