@@ -32,6 +32,13 @@ def small(low: int, high: int) -> st.SearchStrategy[int]:
     return st.integers(low, high)
 
 
+class WithoutSelf(CachedStaircase):
+    """Tokens see cached chunks only: neither themselves nor the rest of their chunk."""
+
+    __slots__ = ()
+    attends_self = False
+
+
 @st.composite
 def cached_staircases(draw: st.DrawFn) -> CachedStaircase:
     chunks = draw(small(1, 4))

@@ -8,7 +8,15 @@ from typing import ClassVar
 import pytest
 import torch
 
-from building import ALTERNATE, EXACT, build, example_models, name_of, random_tokens
+from building import (
+    ALTERNATE,
+    EXACT,
+    WithoutSelf,
+    build,
+    example_models,
+    name_of,
+    random_tokens,
+)
 from staircase_attention import CachedStaircase
 from staircase_attention.engine import capture
 from staircase_attention.engine.capture import MOST_GRAPHS, CapturedUpdates, tensors_of
@@ -35,6 +43,8 @@ OTHERS = {
     "alternate": build(
         make_schedule(ALTERNATE, {"chunk_size": 3, "num_window_chunks": 5, "num_passes": 2})
     ),
+    # Banks stay empty.
+    "without-self": build(WithoutSelf(chunk_size=3, num_window_chunks=3, num_passes=1)),
     "renumbered": build(Renumbered(chunk_size=3, num_window_chunks=4, num_passes=2)),
 }
 each_model = pytest.mark.parametrize("name", [*BOUNDED, *OTHERS])

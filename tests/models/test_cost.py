@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from building import ALL_SCHEDULES, OUTPUT_SIZE, VOCAB_SIZE, build, cores, small
+from building import ALL_SCHEDULES, OUTPUT_SIZE, VOCAB_SIZE, WithoutSelf, build, cores, small
 from staircase_attention import (
     CachedStaircase,
     CoreConfig,
@@ -71,6 +71,15 @@ def test_costs_agree_with_the_running_model(name, data, start, segment):
     assert cost.flops == pytest.approx(counter.get_total_flops(), rel=0.01)
     assert [8 * cost.state_numbers, 8 * cost.most_state_numbers] == [sizes[0], max(sizes)]
     assert cost.num_parameters == model.num_parameters
+
+
+@pytest.mark.parametrize("length", [8, 10, 13])
+def test_tokens_that_do_not_see_themselves_are_in_no_bank(length):
+    model = build(WithoutSelf(chunk_size=4, num_window_chunks=3, num_passes=1))
+    _, state = model(torch.zeros(1, length, dtype=torch.int64))
+    sizes = {"vocab_size": VOCAB_SIZE, "segment": length, "start": 0}
+    cost = measure_cost(core=model.config, schedule=model.schedule, **sizes)
+    assert 8 * cost.state_numbers == state.num_bytes
 
 
 @pytest.mark.parametrize("name", [name for name in ALL_SCHEDULES if "global" not in name])

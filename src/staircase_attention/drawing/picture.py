@@ -124,7 +124,7 @@ def picture(
     _check_at_most(MAX_ROWS, "rows", len(steps), schedule)
     columns = tuple(tokens[start : start + chunk] for start in tokens[::chunk])
     rows = []
-    for number, (step, boxes) in enumerate(_boxes_of(steps, chunk), start=1):
+    for number, (step, boxes) in enumerate(_boxes_of(steps, schedule), start=1):
         # In chunk order a step is computed in several parts, with parts of other steps in between.
         label = f"go {number} · " * (order == "chunk") + f"step {step.index + 1}"
         if step.layers != range(num_layers):
@@ -162,8 +162,9 @@ def _columns_of(tokens: range, chunk: int) -> range:
     return range(tokens.start // chunk, -(-tokens.stop // chunk))
 
 
-def _boxes_of(steps: Sequence[Step], chunk: int) -> Iterator[tuple[Step, tuple[Box, ...]]]:
+def _boxes_of(steps: Sequence[Step], schedule: Schedule) -> Iterator[tuple[Step, tuple[Box, ...]]]:
     """Each step with its boxes: first cached ones, then those of earlier parts, then queries."""
+    chunk = schedule.chunk_length
     # Later steps replace earlier ones: a chunk leaves in the last step that computes it.
     last_steps = {
         column: step
@@ -173,7 +174,7 @@ def _boxes_of(steps: Sequence[Step], chunk: int) -> Iterator[tuple[Step, tuple[B
     }
     earlier: dict[tuple[int, int], list[Cell]] = {}
     cached: dict[int, int] = {}
-    for step, held in Ledger().follow(steps):
+    for step, held in Ledger(attends_self=schedule.attends_self).follow(steps):
         boxes = []
         for column in (column for part in step.frozen for column in _columns_of(part, chunk)):
             columns = range(column, column + 1)

@@ -70,8 +70,9 @@ def plan_segment(
         return tuple((names[bank], layer, count) for (bank, layer), count in ledger_banks)
 
     before = (renamed(held), relative(cached))
-    ledger, rows = Ledger(banks=dict(held), cached=cached), []
-    phases = schedule.phases(tokens, depth=model.config.depth, order="window")
+    ledger, rows = Ledger(dict(held), cached, attends_self=schedule.attends_self), []
+    depth, span = model.config.depth, model.outside_span
+    phases = schedule.phases(tokens, depth=depth, order="window", span=span)
     for step, _ in ledger.follow(chain.from_iterable(phases)):
         cells = tuple((*relative([cell.tokens]), cell.cached) for cell in step.cells)
         bank = names.setdefault(step.bank, len(names))

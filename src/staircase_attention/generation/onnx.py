@@ -188,7 +188,8 @@ def followed(model: SequenceModel, num_tokens: int | None) -> list[list[Sight]]:
     else:
         rule = "a state that grows is exported for a number of tokens"
         raise input_error(rule, "none", "pass num_tokens, as 1024")
-    ledger, latest = Ledger(), [list[Sight]() for _ in range(period)]
+    ledger = Ledger(attends_self=schedule.attends_self)
+    latest = [list[Sight]() for _ in range(period)]
     made: dict[tuple[int, int, int], int] = {}
     for position in range(-(-num_tokens // period) * period):
         sights: list[Sight] = []
@@ -196,7 +197,7 @@ def followed(model: SequenceModel, num_tokens: int | None) -> list[list[Sight]]:
             span = step.span or schedule.attention_span or num_tokens
             made[step.bank, step.layers.start, position] = number
             sight = {position - at: CACHED for part in step.frozen for at in part}
-            for at in held if model.core.attends_self or step.span else ():
+            for at in held:
                 sight[position - at] = made[step.bank, step.layers.start, at]
             sights.append({far: one for far, one in sight.items() if far < span})
         # A shorter stream sees the same, as far as it reaches.

@@ -80,7 +80,7 @@ def measure_cost(
         model = SequenceModel(
             vocab_size=vocab_size, core=core, schedule=schedule, output_size=output_size
         )
-    core, ledger = model.config, Ledger()
+    core, ledger = model.config, Ledger(attends_self=schedule.attends_self)
     # What each layer remembers of a token.
     sizes = [heads * (key + value) for heads, key, value in model.memory_shapes]
     sizes = sizes or [2 * core.key_value_width] * sum(core.depth)

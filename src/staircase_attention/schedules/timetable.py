@@ -100,28 +100,37 @@ class Ledger:
     """Number of tokens held for each (bank, layer)."""
     cached: tuple[range, ...] = ()
     """Positions of the tokens in the cache."""
+    attends_self: bool = True
+    """Whether tokens see themselves in the recurrence; where they do not, no bank holds them."""
 
     def follow(self, steps: Iterable[Step]) -> Iterator[tuple[Step, range]]:
         """Each step with the positions that its bank holds before it."""
         for step in steps:
             seen = overlap(step.frozen, self.cached)
             assert num_positions(seen) == num_positions(step.frozen), "frozen but not cached"
-            # All layers of a step hold the same tokens, so one of them is enough.
-            num_held = self.banks.get((step.bank, step.layers.start), 0)
-            queries = step.tokens
-            yield step, range(queries.start - num_held, queries.start)
-            num_kept = num_held + len(queries)
-            if step.retained is not None:
-                num_kept = min(num_kept, step.retained)
-            for layer in step.layers:
-                if num_kept:
-                    self.banks[step.bank, layer] = num_kept
-                else:
-                    self.banks.pop((step.bank, layer), None)
-            if step.lags:
-                self.banks[step.bank, CARRIED] = 1
+            yield step, self.held_by(step)
+            self.extend_bank(step)
             new = (cell.tokens for cell in step.cells if cell.cached)
             self.cached = overlap(joined((*self.cached, *new)), step.kept)
+
+    def held_by(self, step: Step) -> range:
+        """The positions that the bank of a step holds before it."""
+        # All layers of a step hold the same tokens, so one of them is enough.
+        num_held = self.banks.get((step.bank, step.layers.start), 0)
+        return range(step.tokens.start - num_held, step.tokens.start)
+
+    def extend_bank(self, step: Step) -> None:
+        """Add the queries of a step to its bank, and drop what no later step needs."""
+        num_kept = len(self.held_by(step)) + len(step.tokens)
+        if step.retained is not None:
+            num_kept = min(num_kept, step.retained)
+        for layer in step.layers:
+            if num_kept and (self.attends_self or step.span is not None):
+                self.banks[step.bank, layer] = num_kept
+            else:
+                self.banks.pop((step.bank, layer), None)
+        if step.lags:
+            self.banks[step.bank, CARRIED] = 1
 
 
 def pieces(tokens: range, chunk_size: int) -> Iterator[tuple[int, range]]:

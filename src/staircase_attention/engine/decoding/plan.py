@@ -19,7 +19,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from staircase_attention.models.state import Stream
-from staircase_attention.schedules import CARRIED, Depth, Schedule, Step
+from staircase_attention.schedules import CARRIED, Depth, Ledger, Schedule, Step
 
 # Numbers of a row before its segments: first row of the bank's region, and shift; 0, and shift of
 # the cache.
@@ -127,36 +127,21 @@ class Layout:
         `place` is where a cached run lies. Regions are free again only at the end: all steps of
         one token come before the first step of the next.
         """
-        closed: list[int] = []
+        ledger = Ledger(banks=self.banks, attends_self=attends_self)
         for step in steps:
             (cell,) = step.cells
             tokens = cell.tokens
             assert not step.frozen or step.frozen[-1].stop <= tokens.start
-            num_held = self.banks.get((step.bank, step.layers.start), 0)
             if attends_self and step.bank not in self.regions:
                 used = set(self.regions.values())
                 self.regions[step.bank] = next(n for n in range(len(used) + 1) if n not in used)
-            held = range(tokens.start - num_held, tokens.start)
             # The caller gets the cache as it is before the step: a token never sees its own slot.
-            yield step, held, within(self.cached, step.frozen)
-            num_held += len(tokens)
-            if step.retained is not None:
-                num_held = min(num_held, step.retained)
-            for layer in step.layers:
-                if num_held and attends_self:
-                    self.banks[step.bank, layer] = num_held
-                else:
-                    self.banks.pop((step.bank, layer), None)
-            if step.lags:
-                self.banks[step.bank, CARRIED] = 1
-            if num_held == 0:
-                closed.append(step.bank)
+            yield step, ledger.held_by(step), within(self.cached, step.frozen)
+            ledger.extend_bank(step)
             new = [Segment(tokens.start, place, len(tokens))] if cell.cached else []
             self.cached = within(joined([*self.cached, *new]), step.kept)
         open_banks = {bank for bank, _ in self.banks}
-        for bank in closed:
-            if bank not in open_banks:
-                self.regions.pop(bank, None)
+        self.regions = {bank: at for bank, at in self.regions.items() if bank in open_banks}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
