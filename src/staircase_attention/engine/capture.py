@@ -290,9 +290,4 @@ def _copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 def tensors_of(states: Sequence[State | None]) -> list[Tensor]:
     """All tensors, in an order that depends on the signature only."""
     streams = [stream for state in states if state for stream in state.streams]
-    return [
-        part
-        for stream in streams
-        for held in (*(stream.banks[key] for key in sorted(stream.banks)), *stream.cache)
-        for part in held
-    ]
+    return [tensor for stream in streams for tensor in stream.tensors]

@@ -99,8 +99,9 @@ class Stream:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Every tensor held."""
-        return [part for held in (*self.banks.values(), *self.cache) for part in held]
+        """Every tensor held: the banks by their numbers, then the cache."""
+        banks = [self.banks[key] for key in sorted(self.banks)]
+        return [part for held in (*banks, *self.cache) for part in held]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Stream":
         """The same change made to every tensor."""
