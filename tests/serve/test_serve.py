@@ -409,6 +409,15 @@ def test_sessions_end_where_there_may_be_no_more():
         assert "sessions must be at most 1, got one more" in json.loads(content)["error"]["message"]
 
 
+def test_several_answers_are_refused_where_there_is_room_for_fewer_sessions():
+    with serving(max_sessions=2) as server:
+        asked = {"prompt": "a", "max_tokens": 1, "return_state": True}
+        status, _, content = call(server, "/v1/completions", {**asked, "n": 3})
+        assert status == 409
+        assert "sessions must be at most 2, got 3 more" in json.loads(content)["error"]["message"]
+        assert call(server, "/v1/completions", {**asked, "n": 2})[0] == 200
+
+
 def test_without_its_packages_the_command_tells_what_to_install(monkeypatch, capsys):
     for name in [name for name in sys.modules if name.startswith("staircase_attention.serve")]:
         monkeypatch.delitem(sys.modules, name)

@@ -35,9 +35,8 @@ from staircase_attention.files import parse_json
 from staircase_attention.generation import TokenStream
 from staircase_attention.generation.prompts import as_rows
 from staircase_attention.generation.stepper import Stepper
-from staircase_attention.serve import protocol
 from staircase_attention.serve.batching import Answer, Batch, News, shared
-from staircase_attention.serve.protocol import Job, Limits, RefusedError
+from staircase_attention.serve.protocol import Job, Kind, Limits, RefusedError, checked_name
 from staircase_attention.serve.sessions import Sessions
 from staircase_attention.training import LanguageModel
 
@@ -181,16 +180,16 @@ class Service:
     async def fork(self, request: Request) -> Response:
         """The same session under a second name: neither changes with the other."""
         tokens = self.sessions.find(request.path_params["name"])
-        name = protocol.checked_name(request.path_params["other"])
+        name = checked_name(request.path_params["other"])
         self.sessions.check_room(name)
         return JSONResponse(self.sessions.described(self.sessions.put(name, tokens)), 201)
 
-    async def answer(self, kind: protocol.Kind, request: Request) -> Response:
+    async def answer(self, kind: Kind, request: Request) -> Response:
         """OpenAI's completions, and chat completions."""
         body, name, most = await self._json(request), self.name, self.limits.max_streams
         job = Job(kind, body, name, separator=self.separator, limits=self.limits)
         if job.return_state:
-            self.sessions.check_room(job.return_state)
+            self.sessions.check_room(job.return_state, len(job.prompts) * job.num_choices)
         # To encode a long text takes a while.
         job.answers = await asyncio.to_thread(self._answers, job)
         if self.batch.num_answers + len(job.answers) > most:

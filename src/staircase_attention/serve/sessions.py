@@ -77,11 +77,12 @@ class Sessions:
         if self.folder is not None:
             (self.folder / f"{name}{SUFFIX}").unlink(missing_ok=True)
 
-    def check_room(self, name: str | bool) -> None:
-        """Refuse one more session than there may be."""
-        if name not in self.by_name and len(self.by_name) >= self.most:
+    def check_room(self, name: str | bool, number: int = 1) -> None:
+        """Refuse more sessions than there may be: one of this name, or several new ones."""
+        if name not in self.by_name and len(self.by_name) + number > self.most:
             rule = f"the number of sessions must be at most {self.most}"
-            raise RefusedError(409, rule, "one more", "delete one, or reuse its name")
+            received = "one" if number == 1 else number
+            raise RefusedError(409, rule, f"{received} more", "delete one, or reuse its name")
 
     def described(self, name: str) -> dict[str, Any]:
         """A session as plain data."""
