@@ -18,9 +18,6 @@ from staircase_attention.layers import Cache, Core, KeysValues, Trip
 class CoreRunner(Protocol):
     """What the executor needs of a core, for one stream and one forward pass."""
 
-    attends_self: bool
-    """Whether a token is among the keys of its own query, in the recurrence."""
-
     def __call__(
         self,
         hidden: Float[Tensor, "batch queries width"],
@@ -69,7 +66,6 @@ class RecomputedCore:
 
     def __init__(self, core: Core) -> None:
         self.core = core
-        self.attends_self = core.attends_self
         self.freeze = core.freeze
         self.new_cache = core.new_cache
 

@@ -163,7 +163,7 @@ class Executor:
         # After a restart the cache may hold less than the timetable would show.
         frozen, queries = overlap(step.frozen, self.cache.positions), step.tokens
         num_held = sum(piece.num_tokens for piece in past) - num_positions(frozen)
-        attends_self = self.core.attends_self or step.span is not None
+        attends_self = self.model.core.attends_self or step.span is not None
         own = queries.stop if attends_self else queries.start
         return View.of(
             queries=queries,

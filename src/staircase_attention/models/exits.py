@@ -88,7 +88,7 @@ class ExitRunner:
 
     def __init__(self, core: Core, exits: ExitBackend) -> None:
         self.core, self.exits = core, exits
-        self.attends_self, self.freeze, self.new_cache = True, core.freeze, core.new_cache
+        self.freeze, self.new_cache = core.freeze, core.new_cache
         self.num_passes = getattr(exits.model.schedule, "num_passes", 1)
         self.made = 0
         """Passes of the present run of tokens."""

@@ -32,7 +32,6 @@ class FusedCore:
     def __init__(self, core: Core, *, dtype: torch.dtype, recompute: bool) -> None:
         self.core = core
         self.plain = RecomputedCore(core) if recompute else core
-        self.attends_self = core.attends_self
         self.shared = SharedCore(core, dtype=dtype, recompute=recompute)
         self.tap = self.shared.new_tap()
 
