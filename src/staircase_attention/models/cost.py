@@ -5,7 +5,7 @@ flop counter does: two for each multiply-add of a matrix product.
 """
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -92,14 +92,15 @@ def measure_cost(
     flops += segment * 2 * core.width * model.output_size
     if model.memory_shapes:
         flops = _counted_flops(model, start, segment)
+    state_numbers = list(_state_numbers(sizes, core, schedule, ledger, start + segment))
     return Cost(
         num_parameters=model.num_parameters,
         start=start,
         segment=segment,
         flops=flops,
         steps=steps,
-        state_numbers=_state_numbers(sizes, core, schedule, ledger),
-        most_state_numbers=_most_state_numbers(sizes, core, schedule, ledger, start + segment),
+        state_numbers=state_numbers[0],
+        most_state_numbers=max(state_numbers),
     )
 
 
@@ -170,32 +171,23 @@ def _counted_flops(model: SequenceModel, start: int, segment: int) -> int:
     return int(counter.get_total_flops())
 
 
-def _most_state_numbers(
+def _state_numbers(
     sizes: Sequence[int], core: CoreConfig, schedule: Schedule, ledger: Ledger, position: int
-) -> int:
-    """The largest state while one more chunk's worth of tokens arrives.
+) -> Iterator[int]:
+    """Numbers in the state, now and whenever it may be largest while the next chunk arrives.
 
-    Every token of a chunk adds to the state, until the last one drops some of it. So it is largest
-    now, before such a last token, after it, or at the end.
+    They are keys and values in all banks and in the cache, and what passes carry on; `sizes` are
+    those of a token in each layer. Every token of a chunk adds to the state, until the last one
+    drops some of it. So it is largest now, before such a last token, after it, or at the end.
     """
     length = schedule.chunk_length
     chunk_end = (position // length + 1) * length
-    found = [_state_numbers(sizes, core, schedule, ledger)]
-    for stop in (chunk_end - 1, chunk_end, position + length):
-        _walk(ledger, schedule, core, range(position, stop))
-        found.append(_state_numbers(sizes, core, schedule, ledger))
-        position = stop
-    return max(found)
-
-
-def _state_numbers(
-    sizes: Sequence[int], core: CoreConfig, schedule: Schedule, ledger: Ledger
-) -> int:
-    """Keys and values in all banks and in the cache, and what passes carry on.
-
-    `sizes` are those of a token in each layer.
-    """
     num_pairs = 1 if schedule.shares_keys_values else core.num_layers
-    held = ((layer, number) for (_, layer), number in ledger.banks.items())
-    banks = sum(core.width if layer == CARRIED else sizes[layer] * number for layer, number in held)
-    return banks + sum(sizes[:num_pairs]) * num_positions(ledger.cached)
+    for stop in (position, chunk_end - 1, chunk_end, position + length):
+        _walk(ledger, schedule, core, range(position, stop))
+        position = stop
+        banks = sum(
+            core.width if layer == CARRIED else sizes[layer] * number
+            for (_, layer), number in ledger.banks.items()
+        )
+        yield banks + sum(sizes[:num_pairs]) * num_positions(ledger.cached)
