@@ -48,9 +48,11 @@ def test_a_run_is_logged_with_its_recipe_and_scores(logger, names, monkeypatch, 
     assert "training" in str(package.calls)
 
 
-def test_a_logger_that_fails_costs_no_training(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("failing", [["log"], ["finish"], ["log", "finish"]])
+def test_a_logger_that_fails_costs_no_training(failing, monkeypatch, tmp_path, capsys):
     package = Recorded()
-    package.log = lambda *_, **__: 1 / 0
+    for name in failing:
+        setattr(package, name, lambda *_, **__: 1 / 0)
     monkeypatch.setitem(sys.modules, "wandb", package)
     options = ("--output", tmp_path / "run", "--logger", "wandb")
     assert call("train", "parity/staircase", *TINY, *options) == 0

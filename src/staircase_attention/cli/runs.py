@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -127,21 +127,25 @@ class Logged(Display):
             raise input_error(rule, one_line(error), remedy) from None
 
     def advance(self, done: int, **facts: float) -> None:
-        """Pass on scores; the speed comes with them. A logger that fails costs no training."""
+        """Pass on scores; the speed comes with them."""
         self._display.advance(done, **facts)
-        if self._failed or not facts.keys() - {"tokens_per_second"}:
-            return
-        try:
+        if not self._failed and facts.keys() - {"tokens_per_second"}:
             log = self._package.log if self._logger == "wandb" else self._package.log_metrics
-            log(facts, step=done)
-        except Exception as error:
-            self._failed = True
-            self.say(f"{self._logger} is no longer logged to: {one_line(error)}")
+            self._attempt(log, facts, step=done)
 
     def end(self) -> None:
         """Close the run."""
         self._display.end()
-        (self._package.finish if self._logger == "wandb" else self._package.end_run)()
+        self._attempt(self._package.finish if self._logger == "wandb" else self._package.end_run)
+
+    def _attempt(self, call: Callable[..., object], *values: object, **named: object) -> None:
+        """A call of the logger; one that fails costs no training, and is reported once."""
+        try:
+            call(*values, **named)
+        except Exception as error:
+            if not self._failed:
+                self.say(f"{self._logger} is no longer logged to: {one_line(error)}")
+            self._failed = True
 
 
 def watched(logger: str | None, folder: Path, config: Mapping[str, Any], *, quiet: bool) -> Display:
