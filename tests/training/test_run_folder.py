@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 from small_runs import Interrupting, small_recipe
 
+from staircase_attention import files
 from staircase_attention.training import (
     default_folder,
     load_run,
@@ -115,6 +116,27 @@ def test_a_damaged_result_is_refused_and_can_be_made_again(small_run, tmp_path):
                 use(run)
     (run / "result.json").unlink()
     assert resume(run) == result
+
+
+def test_metrics_can_be_read_while_a_checkpoint_is_saved(small_run, tmp_path, monkeypatch):
+    folder = RunFolder(shutil.copytree(small_run, tmp_path / "run"))
+    folder.result.unlink()
+    earlier, last = folder.checkpoints.names()[-2:]
+    whole, counted = folder.metrics.read_bytes(), folder.checkpoints.notes()[earlier]
+    before = whole[: counted["metrics_bytes"]]
+    saved = (folder.checkpoints.path / str(last)).rename(tmp_path / "saved")
+    folder.metrics.write_bytes(before)
+    read = files.read_file
+
+    def reading(path, **options):
+        content = read(path, **options)
+        if path == folder.metrics:
+            path.write_bytes(whole)
+            saved.rename(folder.checkpoints.path / str(last))
+        return content
+
+    monkeypatch.setattr(files, "read_file", reading)
+    assert folder.read_metrics() == before != whole
 
 
 def test_every_best_that_a_kept_checkpoint_knows_of_is_kept(tmp_path, monkeypatch):

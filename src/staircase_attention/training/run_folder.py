@@ -222,8 +222,10 @@ class RunFolder:
         # A folder without checksums may lack them.
         if self.is_finished and (self.metrics.exists() or files.read_sums(self.path)):
             return files.read_summed(self.path, self.metrics.name, most=None)
+        # Checkpoints first: what a run saves meanwhile counts metrics that come after these.
+        notes = list(self.checkpoints.notes().values())
         content = files.read_file(self.metrics, most=None) if self.metrics.exists() else b""
-        for note in list(self.checkpoints.notes().values())[-1:]:
+        for note in notes[-1:]:
             check_metrics(self.metrics, content, note["metrics_bytes"], note.get("metrics_sha256"))
         return content
 
