@@ -165,9 +165,8 @@ def show(
     status = 0 if result.status == "finished" else 1
     if not training.is_first_process():
         return status
-    for name, score in (("valid", result.valid), ("test", result.test)):
-        if score is not None:
-            typer.echo(f"{title(name, score)}: {measures(score)}")
+    for split, score in result.scores.items():
+        typer.echo(f"{title(split, score)}: {measures(score)}")
     best = f"best at update {result.best_update}"
     if result.best_update is None:
         best = "not scored, lower training.optimizer.learning_rate"

@@ -128,11 +128,8 @@ def write_page(run: Path, *, device: str | None = None) -> Path:
 
 def _facts(result: RunResult, loaded: LoadedRun) -> list[dict[str, str]]:
     """Scores and cost, a row each."""
-    facts = {
-        evaluation.title(split, score): evaluation.measures(score)
-        for split, score in (("valid", result.valid), ("test", result.test))
-        if score is not None
-    }
+    scores = result.scores.items()
+    facts = {evaluation.title(split, score): evaluation.measures(score) for split, score in scores}
     facts["ended"] = f"{result.status}, {result.outcome or 'no verdict'}"
     facts["updates"] = f"{result.num_updates:,}; best weights {result.best_update}"
     facts["tokens"] = f"{result.num_tokens:,}"

@@ -266,8 +266,8 @@ def partial_scores(runs: Sequence[results.RunRecord]) -> list[str]:
     titles = {
         title(split, score)
         for run in runs
-        for split in ("valid", "test")
-        if run.result is not None and (score := getattr(run.result, split)) is not None
+        if run.result is not None
+        for split, score in run.result.scores.items()
     }
     return sorted(titles - {"valid", "test"})
 

@@ -153,9 +153,7 @@ class Row:
 
     def value(self, result: RunResult, split: Split) -> float:
         """The score of a result on a split."""
-        scores = result.valid if split == "valid" else result.test
-        assert scores is not None, "only results with scores are summarised"
-        return self.measure.of(scores)
+        return self.measure.of(result.scores[split])
 
     def score(self, split: Split | Literal["train"]) -> Spread | None:
         """Mean and deviation over the seeds, in training at its end; None where nothing was run."""
@@ -168,7 +166,7 @@ class Row:
         """The seed with the lowest validation score, by which the paper chose; then by loss."""
         return min(
             self.results,
-            key=lambda one: (self.value(one, "valid"), (one.valid or {})["loss"]),
+            key=lambda one: (self.value(one, "valid"), one.scores["valid"]["loss"]),
             default=None,
         )
 

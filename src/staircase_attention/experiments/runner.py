@@ -336,7 +336,7 @@ def outcome(run: Run) -> str:
         return "stopped"
     if record.status == "unfinished":
         return "stopped before it was scored at all lengths"
-    test = record.result.test or {}
+    test = record.result.scores.get("test", {})
     scores = {f"test_{name}": test[name] for name in ("error", "bits_per_byte") if name in test}
     ending = record.result.outcome if record.result.outcome == "did not learn" else record.status
     facts = [ending, words(scores), clock(record.result.wall_seconds)]

@@ -52,6 +52,12 @@ class RunResult:
     outcome: Literal["learnt", "did not learn", "diverged"] | None = None
     """Whether the test score is better than that of the best constant guess; None in old files."""
 
+    @property
+    def scores(self) -> dict[str, dict[str, Any]]:
+        """The scores that there are, by split."""
+        found = {"valid": self.valid, "test": self.test}
+        return {split: score for split, score in found.items() if score is not None}
+
 
 class RunFolder:
     """The folder of one run."""
@@ -211,10 +217,9 @@ class RunFolder:
         with files.as_written("a run's result.json", self.result, remedy):
             plain = files.parse_json(files.read_summed(self.path, self.result.name))
             result = from_plain(RunResult, plain, "result")
-            for score in (result.valid, result.test):
+            for score in result.scores.values():
                 # Otherwise text in place of numbers would show up only where it is printed.
-                if score is not None:
-                    math.isnan(score["loss"] + score["error"])
+                math.isnan(score["loss"] + score["error"])
         return result
 
     def read_metrics(self) -> bytes:
