@@ -100,11 +100,7 @@ class Algorithm(SizedTask):
         close = ((0, 0), (0, 1))
         tokens = np.pad(tokens.reshape(num_episodes, -1), close, constant_values=END)
         targets = np.pad(targets.reshape(num_episodes, -1), close, constant_values=IGNORED)
-        is_token = tokens != PAD
-        lengths = is_token.sum(axis=1)
-        return Episodes(
-            inputs=tokens[is_token], targets=targets[is_token], starts=np.cumsum(lengths) - lengths
-        )
+        return Episodes.from_grid(tokens, targets, is_token=tokens != PAD)
 
 
 def _next_statement(

@@ -96,11 +96,7 @@ def asked(strings: Integers, answers: Integers, *, ask: int) -> Episodes:
     before = np.pad(strings + 1, ((0, 0), (1, 0)))
     inputs = np.hstack([before, np.full_like(answers, ask)])
     targets = np.hstack([np.full_like(before, IGNORED), answers])
-    is_kept = (inputs != ask) | (targets != IGNORED)
-    lengths = is_kept.sum(axis=1)
-    return Episodes(
-        inputs=inputs[is_kept], targets=targets[is_kept], starts=np.cumsum(lengths) - lengths
-    )
+    return Episodes.from_grid(inputs, targets, is_token=(inputs != ask) | (targets != IGNORED))
 
 
 def ended(columns: Integers, lengths: Integers, end: int) -> Integers:

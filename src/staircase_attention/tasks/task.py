@@ -64,18 +64,17 @@ class Episodes:
             raise input_error(rule, received, remedy)
 
     @classmethod
-    def from_grid(cls, inputs: Integers, targets: Integers) -> "Episodes":
-        """Episodes of one length: one row each of two (num_episodes, length) arrays."""
+    def from_grid(
+        cls, inputs: Integers, targets: Integers, *, is_token: NDArray[np.bool_] | None = None
+    ) -> "Episodes":
+        """One row each of two (num_episodes, length) arrays, whole or where there `is_token`."""
         if inputs.ndim != 2 or inputs.shape != targets.shape:  # noqa: PLR2004
             rule = "inputs and targets must be grids of one shape, (num_episodes, length)"
             received = f"{inputs.shape} and {targets.shape}"
             raise input_error(rule, received, "give a row of each for every episode")
-        num_episodes, length = inputs.shape
-        return cls(
-            inputs=inputs.reshape(-1),
-            targets=targets.reshape(-1),
-            starts=np.arange(num_episodes) * length,
-        )
+        here = np.full(inputs.shape, True) if is_token is None else is_token
+        lengths = here.sum(axis=1)
+        return cls(inputs=inputs[here], targets=targets[here], starts=np.cumsum(lengths) - lengths)
 
     @classmethod
     def concatenate(cls, parts: Sequence["Episodes"]) -> "Episodes":
