@@ -119,7 +119,9 @@ def score_by_position(
         losses = token_losses(logits, targets, reduction="none").view(targets.shape)
         wrong = logits.argmax(-1) != targets
         facts = np.stack([part.double().cpu().numpy()[asked] for part in (losses, wrong)], -1)
-        bounds = doubling(places[asked])
+        # A place is m 2^e with m in [1/2, 1): 2^(e-1) is its range's lower bound. Of 0, e is 0, and
+        # the half is cut off.
+        bounds = np.ldexp(0.5, np.frexp(places[asked])[1]).astype(np.int64)
         for bound in np.unique(bounds).tolist():
             here = facts[bounds == bound]
             sums[bound] += np.array([*here.sum(0), len(here)])
@@ -140,20 +142,19 @@ def episode_positions(
         yield batch.inputs
 
 
-class Indices:
-    """A split whose tokens are their own indices: its batches say which token stands where."""
+class Places:
+    """A split whose tokens say how far they are from the first one of their document."""
 
     def __init__(self, split: TokenSplit) -> None:
-        self.num_tokens, self.document_starts = split.num_tokens, split.document_starts
+        self.num_tokens = split.num_tokens
         self.end_symbol = None if split.end_symbol is None else IGNORED
-
-    def tokens(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The indices from start up to stop."""
-        return np.arange(start, stop)
+        self.document_starts = np.asarray(split.document_starts, dtype=np.int64)
 
     def rows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-        """The indices from each start on."""
-        return (starts[:, None] + np.arange(length)) % self.num_tokens
+        """The places of tokens from each start on."""
+        tokens = (starts[:, None] + np.arange(length)) % self.num_tokens
+        documents = np.searchsorted(self.document_starts, tokens, side="right") - 1
+        return tokens - self.document_starts[documents]
 
 
 def document_positions(
@@ -164,11 +165,7 @@ def document_positions(
     `deal` gives the batches of a split. A document's first token, which is predicted from the
     document before it, is at 0.
     """
-    starts = np.asarray(split.document_starts, dtype=np.int64)
-    for batch in deal(Indices(split)):
-        # The number of the document that each token [rows, time] belongs to.
-        documents = np.searchsorted(starts, batch.targets, side="right") - 1
-        yield batch.targets - starts[np.maximum(documents, 0)]
+    return (batch.targets for batch in deal(Places(split)))
 
 
 def answered(
@@ -224,14 +221,3 @@ def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
     """Matrix products in `precision`; nothing changes if that is float32."""
     enabled = precision != torch.float32
     return torch.autocast(device.type, dtype=precision if enabled else None, enabled=enabled)
-
-
-def doubling(numbers: NDArray[Any]) -> NDArray[np.int64]:
-    """The lower bound of each number's range: 0, 1, 2 to 3, 4 to 7, ...
-
-    >>> doubling(np.arange(10)).tolist()
-    [0, 1, 2, 2, 4, 4, 4, 4, 8, 8]
-    """
-    # frexp gives m and e with number = m 2^e and m in [1/2, 1), so 2^(e-1) is the bound.
-    exponents = np.frexp(np.maximum(numbers, 1))[1] - 1
-    return np.where(numbers > 0, 2 ** exponents.astype(np.int64), 0)
