@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import numpy as np
 import pytest
@@ -51,6 +51,7 @@ def test_a_loss_that_jumps_and_stays_high_is_divergence(events, expected):
         elif event == "grow":
             watch.forget()
         else:
+            watch.num_skipped = 0
             watch.see(event, CONFIG)
     assert watch.is_healthy == (expected == "healthy")
     assert watch.has_diverged(CONFIG) == (expected == "diverged")
@@ -138,6 +139,18 @@ def diverging(monkeypatch, *, heals_below):
         return replace(outcome, loss=100.0 * outcome.num_answers)
 
     monkeypatch.setattr(Learner, "update", update)
+
+
+def test_an_update_without_answers_ends_a_series_of_skipped_ones(tmp_path, monkeypatch):
+    true_update, are_applied = Learner.update, cycle([False, True])
+
+    def update(self, *arguments, **options):
+        outcome = true_update(self, *arguments, **options)
+        return replace(outcome, was_applied=next(are_applied), num_answers=0)
+
+    monkeypatch.setattr(Learner, "update", update)
+    recipe = small_recipe(training__divergence__max_skips=2)
+    assert train(recipe, tmp_path / "run").num_rollbacks == 0
 
 
 RECIPE = small_recipe(

@@ -102,7 +102,6 @@ class LossWatch:
         reference = max(min(self.lowest, uniform), config.loss_floor)
         is_high = self.smoothed > config.jump_factor * reference
         self.num_high = self.num_high + 1 if is_high else 0
-        self.num_skipped = 0
 
     def forget(self) -> None:
         """Restart the smoothing when the data changes, unless the loss is high.

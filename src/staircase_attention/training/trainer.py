@@ -243,6 +243,7 @@ class Trainer:
             progress.watch.num_skipped += 1
             self._write("skipped", num_in_a_row=progress.watch.num_skipped)
             return
+        progress.watch.num_skipped = 0
         if outcome.num_answers:
             uniform = math.log(self.data.num_outputs)
             progress.watch.see(outcome.loss / outcome.num_answers, self.config.divergence, uniform)
