@@ -7,7 +7,6 @@ is not done again, so a quickstart that was killed continues.
 import math
 import re
 import shlex
-import shutil
 import signal
 import statistics
 import sys
@@ -25,7 +24,7 @@ from staircase_attention.display import Display
 from staircase_attention.experiments.catalog import find_recipe
 from staircase_attention.experiments.page import SAMPLE_TOKENS, SAMPLING, prompts, samples
 from staircase_attention.experiments.results import read_lines
-from staircase_attention.files import publish_folder, read_json, write_json
+from staircase_attention.files import read_json, save_folder, write_json
 from staircase_attention.training import OptimizerConfig, Recipe, RunFolder, RunResult
 from staircase_attention.training.learner import Learner, NumSymbols, build_model
 from staircase_attention.training.loading import load_language_model
@@ -291,20 +290,20 @@ def write_splits(sources: Sequence[TextSource], folder: Path, *, ends: tuple[int
 
     Train and valid end after these numbers of bytes, where a line or a word does.
     """
-    if folder.exists():
-        return
-    scratch = folder.with_name(f"{folder.name}.unfinished")
-    shutil.rmtree(scratch, ignore_errors=True)
-    place = 0
-    for number, data in enumerate(_whole_documents(sources)):
-        first, second = (_cut(data, end - place, (ends[1] - ends[0]) // 2) for end in ends)
-        place += len(data)
-        parts = {"train": data[:first], "valid": data[first:second], "test": data[second:]}
-        for split, part in parts.items():
-            if part:
-                (scratch / split).mkdir(parents=True, exist_ok=True)
-                (scratch / split / f"{number:04d}.txt").write_bytes(part)
-    publish_folder(scratch, folder)
+
+    def write(scratch: Path) -> None:
+        place = 0
+        for number, data in enumerate(_whole_documents(sources)):
+            first, second = (_cut(data, end - place, (ends[1] - ends[0]) // 2) for end in ends)
+            place += len(data)
+            parts = {"train": data[:first], "valid": data[first:second], "test": data[second:]}
+            for split, part in parts.items():
+                if part:
+                    (scratch / split).mkdir(exist_ok=True)
+                    (scratch / split / f"{number:04d}.txt").write_bytes(part)
+
+    if not folder.exists():
+        save_folder(folder, write)
 
 
 def _cut(data: bytes, start: int, reach: int) -> int:
