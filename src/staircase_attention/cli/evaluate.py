@@ -115,7 +115,7 @@ def evaluate(
             of: Facts = {"split": "text" if text else split, "length": size}
             if depth is not None:
                 of["passes"] = depth
-            parts = loss_by_position(one, sized, name, tokens) if by_position else ("", {})
+            parts = loss_by_position(one, name, tokens) if by_position else ("", {})
             show(of, whole, *parts, as_json)
             label = of["split"] if size is None else f"length {size:,}"
             curves.setdefault(label, {})[depth or 0] = whole[measure]

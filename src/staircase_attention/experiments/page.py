@@ -23,7 +23,7 @@ from staircase_attention.generation.stepper import placed
 from staircase_attention.inspect import Place, inspect, lens, lens_figure
 from staircase_attention.models import SequenceModel
 from staircase_attention.training import FamilyModel, RunFolder, RunResult, choose_device
-from staircase_attention.training.dataset import Dataset, SplitName, TaskData
+from staircase_attention.training.dataset import SplitName, TaskData
 from staircase_attention.training.learner import Model, precision_of
 from staircase_attention.training.loading import LanguageModel, LoadedRun, load_run
 
@@ -99,7 +99,7 @@ def write_page(run: Path, *, device: str | None = None) -> Path:
     curve = {name: one for name, one in curve.items() if one.points}
     most = None if isinstance(loaded.data, TaskData) else MOST_SCORED
     split: SplitName = "valid" if result.test is None else "test"
-    place, by_position = loss_by_position(loaded, loaded.data, split, most)
+    place, by_position = loss_by_position(loaded, split, most)
     points = Curve({number: facts["loss"] for number, facts in by_position.items()})
     losses_figure = lines_figure(
         {split: points}, title=named, is_log=True, xlabel=place.capitalize(), ylabel="Loss"
@@ -144,10 +144,10 @@ def _facts(result: RunResult, loaded: LoadedRun) -> list[dict[str, str]]:
 
 
 def loss_by_position(
-    loaded: LoadedRun, data: Dataset, split: SplitName, num_tokens: int | None = None
+    loaded: LoadedRun, split: SplitName, num_tokens: int | None = None
 ) -> tuple[str, dict[int, dict[str, Any]]]:
     """What positions are, and a model's scores on a split by position."""
-    config = loaded.recipe.training
+    config, data = loaded.recipe.training, loaded.data
     lanes = {"num_lanes": config.evaluation_lanes, "segment_length": config.segment_length}
     deal: Any = partial(data.batches, **lanes, num_tokens=num_tokens)  # type: ignore[arg-type]
     if isinstance(data, TaskData):

@@ -345,10 +345,10 @@ def score_lengths(run: Path, lengths: Sequence[int]) -> None:
         RunFolder(run).write({LENGTHS_FILE: plain})
 
 
-if __name__ == "__main__":
-    score_lengths(Path(sys.argv[1]), [int(length) for length in sys.argv[2:]])
-
-
 def _number(written: float | None) -> float:
     """A number of the metrics, which write null for one that is not finite."""
     return math.nan if written is None else float(written)
+
+
+if __name__ == "__main__":
+    score_lengths(Path(sys.argv[1]), [int(length) for length in sys.argv[2:]])
