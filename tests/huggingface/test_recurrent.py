@@ -28,6 +28,7 @@ from staircase_attention import (
     Staircase,
     TransformerXL,
 )
+from staircase_attention.generation.onnx import DecodingStep, export_onnx
 from staircase_attention.huggingface import StateCache, recurrent
 
 VOCAB_SIZE = 50
@@ -135,6 +136,20 @@ def test_splitting_a_stream_and_resetting_rows_leaves_logits_unchanged(name, sch
     state = cache.state.reset([False, True, False])
     later, _ = model.sequence_model(tokens[:, :9], state)
     torch.testing.assert_close(later[1], whole[1, :9], **close)
+
+
+@torch.no_grad()
+def test_an_exported_step_has_the_learned_positions_of_the_original(tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    model = opened("gpt2", SCHEDULES[0]).sequence_model
+    tokens, state = random_tokens(2, 9), DecodingStep(model).initial_state(2)
+    session = runtime.InferenceSession(export_onnx(model, tmp_path / "step.onnx"))
+    names, given = [one.name for one in session.get_inputs()], [part.numpy() for part in state]
+    for token, expected in zip(tokens.T, model(tokens)[0].unbind(1), strict=True):
+        logits, _, *given = session.run(
+            None, dict(zip(names, [token.numpy(), *given], strict=True))
+        )
+        torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=0, atol=1e-5)
 
 
 def test_prelude_and_coda_see_all_that_they_saw_before():

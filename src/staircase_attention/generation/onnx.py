@@ -22,7 +22,7 @@ from staircase_attention.checks import check_integer, import_extra, input_error
 from staircase_attention.generation.stepper import inference
 from staircase_attention.layers import KeysValues
 from staircase_attention.layers.keys_values import join
-from staircase_attention.models import SequenceModel
+from staircase_attention.models import SequenceModel, Stream
 from staircase_attention.schedules import OUTSIDE, Ledger, Step
 
 # What a step sees: by distance, the number of the step that made it, or CACHED for the cache.
@@ -112,7 +112,9 @@ class DecodingStep(nn.Module):
         parts = iter(state)
         held = {source: KeysValues(next(parts), next(parts)) for source in self.lengths}
         after, carried, said = dict(held), [], []
-        hidden = first = model.embedding(tokens[:, None])
+        # A tensor in place of a number, so that the graph has it as an input.
+        stream = Stream(rows=(0,), starts=(0,), position=position)  # type: ignore[arg-type]
+        hidden = first = model.embed(tokens[:, None], stream)
         for number, step in enumerate(self.steps):
             is_first = step.cells[0].pass_number == 1
             query = next(parts) if step.lags else hidden
