@@ -1,16 +1,19 @@
 """One decoding step as a graph says what the model says, for every schedule."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from building import ALL_SCHEDULES, EXACT, MODERN, VOCAB_SIZE
-from staircase_attention import CoreConfig, SequenceModel, inspect
+from staircase_attention import CoreConfig, SequenceModel, TransformerXL, inspect
 from staircase_attention.generation.onnx import DecodingStep, export_onnx
 from staircase_attention.schedules import make_schedule
 
 LENGTH = 200
+BLOCKS = Path(__file__).parents[1] / "examples" / "blocks.py"
 EXPORTED = {
     "staircase": {"chunk_size": 2, "num_passes": 2},
     "cached-staircase": {"chunk_size": 2, "num_window_chunks": 3, "num_passes": 1},
@@ -80,6 +83,24 @@ def test_the_command_exports_any_run(tmp_path, staircase):
     status, output, _ = staircase("export", run, folder, "--format", "onnx")
     assert (status, output) == (0, f"wrote {folder / 'step.onnx'}\n")
     assert (folder / "step.onnx").stat().st_size > 100_000
+
+
+@pytest.mark.parametrize("norm", [None, torch.nn.Identity])
+def test_a_block_that_the_exporter_cannot_write_is_refused_in_one_line(norm, tmp_path):
+    pytest.importorskip("onnx")
+    core = CoreConfig(
+        reference=f"{BLOCKS}:Modern",
+        width=8,
+        num_layers=1,
+        num_heads=2,
+        num_key_value_heads=1,
+        feed_forward_width=4,
+    )
+    model = SequenceModel(vocab_size=VOCAB_SIZE, core=core, schedule=TransformerXL(span=3))
+    if norm:  # it comes as far as the heads that share keys
+        model.core.layers[0].attention_norm = norm()
+    with pytest.raises(ValueError, match=r"that the exporter knows, got .*(rms_norm|gqa).*; write"):
+        export_onnx(model.eval(), tmp_path / "step.onnx")
 
 
 def test_a_state_that_grows_is_exported_for_a_number_of_tokens(tmp_path):

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from staircase_attention.attention import View
-from staircase_attention.checks import check_integer, import_extra, input_error
+from staircase_attention.checks import check_integer, import_extra, input_error, one_line
 from staircase_attention.generation.stepper import inference
 from staircase_attention.layers import KeysValues
 from staircase_attention.layers.keys_values import join
@@ -229,14 +229,18 @@ def export_onnx(
         # The exporter by tracing: a step has no branches, and the newer one takes ten times longer.
         # It warns of what it takes for constants: all shapes but the number of rows are.
         warnings.simplefilter("ignore")
-        torch.onnx.export(
-            step.eval(),
-            (torch.zeros(1, dtype=torch.int64, device=state[0].device), *state),
-            Path(file),
-            input_names=["tokens", *names],
-            output_names=["logits", "passes", *after],
-            dynamic_axes={name: {0: "rows"} for name in by_row},
-            opset_version=18,
-            dynamo=False,
-        )
+        try:
+            torch.onnx.export(
+                step.eval(),
+                (torch.zeros(1, dtype=torch.int64, device=state[0].device), *state),
+                Path(file),
+                input_names=["tokens", *names],
+                output_names=["logits", "passes", *after],
+                dynamic_axes={name: {0: "rows"} for name in by_row},
+                opset_version=18,
+                dynamo=False,
+            )
+        except (AssertionError, torch.onnx.OnnxExporterError) as error:
+            rule = "blocks of an exported model must use operators that the exporter knows"
+            raise input_error(rule, one_line(error), "write them with others") from error
     return Path(file)
