@@ -5,6 +5,7 @@ import os
 import signal
 from collections import Counter
 from contextlib import nullcontext, suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,12 +24,20 @@ from staircase_attention.training.trainer import Trainer
 STILL = {"model__core__dropout": 0.0, "model__core__num_layers": 2}
 PASSES = {"model__schedule__num_passes": 4}
 MICRO = {"training__num_micro_batches": 2}
+OWN = {
+    "model__core__reference": f"{Path(__file__).parents[1] / 'examples' / 'blocks.py'}:Modern",
+    "model__core__num_key_value_heads": 1,
+    "model__core__feed_forward_width": 10,
+}
+FEEDBACK = {"model__schedule": {"name": "feedback-transformer", "span": 4, "attend_self": True}}
 CASES = {
     "adam": small_recipe(**STILL),
     "adamw": small_recipe(**STILL, **PASSES, **MICRO, training__optimizer__kind="adamw"),
     "muon": small_recipe(**STILL, training__optimizer__kind="muon"),
     "lstm": lstm_recipe(model__dropout=0.0),
     "bfloat16": small_recipe(**STILL, training__precision="bfloat16"),
+    "own blocks": small_recipe(**STILL, **OWN),
+    "own blocks, shared": small_recipe(**STILL, **OWN, **FEEDBACK),
 }
 
 
@@ -74,6 +83,7 @@ GATHERED_ONCE = {"_allgather_base_": 1, "_reduce_scatter_base_": 1, "allreduce_"
 def test_sharded_updates_are_those_of_one_process_and_collectives_do_not_grow_with_passes(tmp_path):
     modes = [(name, "fsdp") for name in CASES]
     modes += [("adam", "fsdp-layers"), ("adamw", "fsdp-layers"), ("adam", "hsdp")]
+    modes += [("own blocks", "fsdp-layers"), ("own blocks, shared", "fsdp-layers")]
     plain = [CASES[name].override({"training.parallel": mode}).to_plain() for name, mode in modes]
     # Two nodes of one process each, to hsdp.
     together(2, all_updates, tmp_path / "found", plain, LOCAL_WORLD_SIZE="1")

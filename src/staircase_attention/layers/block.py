@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from inspect import signature
 from typing import Any, TypeAlias
 
@@ -71,7 +72,10 @@ class Block(nn.Module, ABC):
         `positions` are those of the core's own layers, which override this to project only once.
         """
         del positions
-        own = [(shared or self.keys_values)(hidden)] if attends_self else []
+        if shared in (None, self.keys_values):
+            # Where weights are sharded, the instance's method would free them before `transform`.
+            shared = partial(type(self).keys_values, self)
+        own = [shared(hidden)] if attends_self else []
         context = [join([*past, *own])] if past or own else []
         out = self.transform(hidden, context[0] if context else None, view=view)
         if out.shape != hidden.shape:
