@@ -292,8 +292,18 @@ def test_other_models_are_refused():
     with pytest.raises(ValueError, match=r"must be one of gpt2, .* got 'mistral'"):
         recurrent(mistral, **options)
     sliding = Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=4, max_window_layers=1)
-    with pytest.raises(ValueError, match="full attention in every layer, got sliding_attention"):
+    with pytest.raises(
+        ValueError, match=r"full attention in every layer, .* got sliding_attention"
+    ):
         recurrent(AutoModelForCausalLM.from_config(sliding), **options)
+    scaled = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    stretched = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}
+    stretched |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    stretched |= {"original_max_position_embeddings": 64}
+    for rope in (scaled, stretched):
+        growing = AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE, rope_parameters=rope))
+        with pytest.raises(ValueError, match=f"the length of a text, got {rope['rope_type']}"):
+            recurrent(growing, **options)
 
 
 def test_learned_positions_end():

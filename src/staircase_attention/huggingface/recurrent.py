@@ -58,8 +58,12 @@ class RecurrentConfig(StaircaseConfig):  # type: ignore[no-untyped-call]
         self.vocab_size: int = others.pop("vocab_size", base["vocab_size"])
         original: Any = self.make_base()
         kinds = {*(getattr(original, "layer_types", None) or ())} - {"full_attention"}
+        # Their angles depend on how long a text is, so that a cut would change them.
+        positions = {(getattr(original, "rope_parameters", None) or {}).get("rope_type")}
+        kinds |= positions & {"dynamic", "longrope"}
         if kinds:
-            rule = "a model to be made recurrent must have full attention in every layer"
+            rule = "a model to be made recurrent must have full attention in every layer, and "
+            rule += "positions that do not depend on the length of a text"
             raise input_error(rule, ", ".join(sorted(kinds)), "choose another model")
         self.width, self.num_heads = original.hidden_size, original.num_attention_heads
         self.num_layers, self.use_cache = original.num_hidden_layers, original.use_cache
