@@ -59,6 +59,13 @@ def test_state_holds_no_more_memory_than_it_says(model):
     assert sum(held.values()) == state.num_bytes
 
 
+def test_a_printed_state_says_where_it_stands_without_its_numbers():
+    schedule = CachedStaircase(chunk_size=2, num_window_chunks=3, num_passes=2)
+    _, state = build(schedule)(random_tokens(2, 9))
+    assert "tensor" not in repr(state)
+    assert "rows=(0, 1), position=9, starts=(0, 0)" in repr(state)
+
+
 @each_model
 def test_state_size_is_bounded_except_for_the_global_model(model):
     sizes, state = [], None

@@ -85,9 +85,9 @@ class Stream:
     """Tokens that have arrived since the first of these rows began."""
     starts: tuple[int, ...]
     """The position at which each row began; what came before is hidden from it."""
-    banks: Mapping[tuple[int, int], KeysValues] = field(default_factory=dict)
+    banks: Mapping[tuple[int, int], KeysValues] = field(default_factory=dict, repr=False)
     """For each (bank, layer), what the next queries of that bank's step will see."""
-    cache: Sequence[KeysValues] = ()
+    cache: Sequence[KeysValues] = field(default=(), repr=False)
     """For each layer, or once for all, the keys and values of cached tokens."""
     cached: tuple[range, ...] = ()
     """Positions of the cached tokens."""
