@@ -406,7 +406,7 @@ def test_sessions_end_where_there_may_be_no_more():
         assert [call(server, "/v1/completions", asked)[0] for _ in range(2)] == [200, 200]
         status, _, content = call(server, "/v1/completions", {**asked, "return_state": True})
         assert status == 409
-        assert "sessions must be at most 1, got one more" in json.loads(content)["error"]["message"]
+        assert "sessions must be at most 1, got 1 more" in json.loads(content)["error"]["message"]
 
 
 def test_several_answers_are_refused_where_there_is_room_for_fewer_sessions():
@@ -416,6 +416,27 @@ def test_several_answers_are_refused_where_there_is_room_for_fewer_sessions():
         assert status == 409
         assert "sessions must be at most 2, got 3 more" in json.loads(content)["error"]["message"]
         assert call(server, "/v1/completions", {**asked, "n": 2})[0] == 200
+
+
+def test_answers_in_the_making_together_stay_within_the_sessions_that_there_may_be():
+    """Also ones whose names are chosen; and one that nobody waits for leaves its place again."""
+    with serving(max_sessions=1) as server:
+        create = client_of(server).completions.create
+        asked = {"model": "small", "prompt": "a", "max_tokens": 4000, "stream": True}
+        first = create(**asked, extra_body={"return_state": "one"})
+        next(iter(first))
+        for name, status in (("two", 409), (True, 409), ("one", 200)):
+            body = {"prompt": "a", "max_tokens": 1, "return_state": name}
+            assert call(server, "/v1/completions", body)[0] == status
+        assert call(server, "/v1/sessions/one", method="DELETE")[0] == 200
+        first.close()
+        for _ in range(200):
+            status = call(server, "/v1/completions", {**body, "return_state": "two"})[0]
+            if status == 200:
+                break
+            time.sleep(0.01)
+        assert status == 200
+        assert [*server.service.sessions.by_name] == ["two"]
 
 
 def test_without_its_packages_the_command_tells_what_to_install(monkeypatch, capsys):

@@ -182,19 +182,20 @@ class Service:
         tokens = self.sessions.find(request.path_params["name"])
         name = checked_name(request.path_params["other"])
         self.sessions.check_room(name)
-        return JSONResponse(self.sessions.described(self.sessions.put(name, tokens)), 201)
+        self.sessions.put(name, tokens)
+        return JSONResponse(self.sessions.described(name), 201)
 
     async def answer(self, kind: Kind, request: Request) -> Response:
         """OpenAI's completions, and chat completions."""
         body, name, most = await self._json(request), self.name, self.limits.max_streams
         job = Job(kind, body, name, separator=self.separator, limits=self.limits)
-        if job.return_state:
-            self.sessions.check_room(job.return_state, len(job.prompts) * job.num_choices)
         # To encode a long text takes a while.
         job.answers = await asyncio.to_thread(self._answers, job)
         if self.batch.num_answers + len(job.answers) > most:
             rule = f"at most {most} answers are made at the same time"
             raise RefusedError(429, rule, "one more", "try again in a second", wait=1)
+        self.sessions.check_room(*job.kept)
+        self.sessions.promised.append(job.kept)
         self.tokens.labels("read").inc(job.num_read)
         self.batch.reading.extend(job.answers)
         self.wake.set()
@@ -240,7 +241,7 @@ class Service:
                     num_made=num_made,
                 ),
                 unread=prompt,
-                wants_state=bool(job.return_state),
+                wants_state=bool(job.kept),
                 sampling=shared(replace(job.sampling, seed=0)),
                 news=news,
             )
@@ -268,14 +269,16 @@ class Service:
                 for index, made in dict(found).items():
                     end = made[-1][1]
                     num_left -= end is not None
-                    kept = end is not None and job.return_state
-                    session = self.sessions.put(kept, job.answers[index].tokens) if kept else None
+                    session = job.kept[index] if end is not None and job.kept else None
+                    if session is not None:
+                        self.sessions.put(session, job.answers[index].tokens)
                     if end is not None or (job.is_streamed and texts[index]):
                         is_first = index not in begun
                         yield job.choice(index, texts[index], end, session, is_first=is_first)
                         begun.add(index)
                         texts[index] = ""
         finally:
+            self.sessions.promised.remove(job.kept)
             # Whoever is no longer heard is no longer answered.
             for answer in job.answers:
                 answer.is_gone = True

@@ -111,13 +111,13 @@ class Job:
             self.prompts = ["".join(turn + separator for turn in _turns(given.get("messages")))]
             self.stop_strings += (separator,)
         self.session = checked_name(given["session"]) if "session" in given else None
-        self.return_state: bool | str = given.get("return_state", False)
-        """Whether states are kept, or the name of the session that the only one becomes."""
-        if not isinstance(self.return_state, bool):
-            checked_name(self.return_state)
-            if len(self.prompts) * self.num_choices > 1:
-                rule = "return_state must be true or false where there are several answers"
-                raise input_error(rule, repr(self.return_state), "use true")
+        kept = given.get("return_state", False)
+        new = [f"session-{self.id}-{index}" for index in range(number if kept else 0)]
+        self.kept = new if isinstance(kept, bool) else [checked_name(kept)]
+        """The names of the sessions that the answers become, if their states are kept."""
+        if self.kept and len(self.kept) < number:
+            rule = "return_state must be true or false where there are several answers"
+            raise input_error(rule, repr(kept), "use true")
         self.answers: Sequence[Any] = ()
         """See `batching.Answer`."""
         self.num_read = self.num_made = 0

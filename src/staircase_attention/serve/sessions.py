@@ -5,7 +5,6 @@ a fingerprint of the weights that it belongs to.
 """
 
 import logging
-import uuid
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ class Sessions:
     """All sessions, in memory; those of a folder are loaded at the start and saved at the end."""
 
     def __init__(self, language: LanguageModel, *, most: int, folder: Path | None) -> None:
-        self.most, self.folder = most, folder
+        self.most, self.folder, self.promised = most, folder, list[list[str]]()
         self.by_name: dict[str, TokenStream] = {}
         """Streams of one row, as they were when an answer ended."""
         self._unsaved: set[str] = set()
@@ -63,12 +62,10 @@ class Sessions:
             raise RefusedError(404, rule, repr(name), "check its name")
         return self.by_name[name]
 
-    def put(self, name: str | bool, tokens: TokenStream) -> str:
-        """Keep a stream under a name, in place of what had it before, or under a new one."""
-        name = name if isinstance(name, str) else f"session-{uuid.uuid4().hex}"
+    def put(self, name: str, tokens: TokenStream) -> None:
+        """Keep a stream under a name, in place of what had it before."""
         self.by_name[name] = tokens
         self._unsaved.add(name)
-        return name
 
     def delete(self, name: str) -> None:
         """Forget a session."""
@@ -77,12 +74,12 @@ class Sessions:
         if self.folder is not None:
             (self.folder / f"{name}{SUFFIX}").unlink(missing_ok=True)
 
-    def check_room(self, name: str | bool, number: int = 1) -> None:
-        """Refuse more sessions than there may be: one of this name, or several new ones."""
-        if name not in self.by_name and len(self.by_name) + number > self.most:
+    def check_room(self, *names: str) -> None:
+        """Refuse more sessions than there may be, with those promised to present answers."""
+        known = {*self.by_name}.union(*self.promised)
+        if (number := len({*names} - known)) and len(known) + number > self.most:
             rule = f"the number of sessions must be at most {self.most}"
-            received = "one" if number == 1 else number
-            raise RefusedError(409, rule, f"{received} more", "delete one, or reuse its name")
+            raise RefusedError(409, rule, f"{number} more", "delete one, or reuse its name")
 
     def described(self, name: str) -> dict[str, Any]:
         """A session as plain data."""
