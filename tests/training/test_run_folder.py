@@ -139,6 +139,29 @@ def test_metrics_can_be_read_while_a_checkpoint_is_saved(small_run, tmp_path, mo
     assert folder.read_metrics() == before != whole
 
 
+@pytest.mark.parametrize(("checkpoint", "listed"), [("best", 1), ("best", 2), ("latest", 1)])
+def test_weights_can_be_read_while_checkpoints_are_saved_and_pruned(
+    small_run, tmp_path, monkeypatch, checkpoint, listed
+):
+    """What was listed so many times is gone before it is read, and a new checkpoint is there."""
+    folder = RunFolder(shutil.copytree(small_run, tmp_path / "run"))
+    first, last = folder.checkpoints.names()
+    saved = (folder.checkpoints.path / str(last)).rename(tmp_path / "saved")
+    expected, names = load_run(small_run, checkpoint=checkpoint), CheckpointFolder.names
+    calls = []
+
+    def listing(checkpoints):
+        found = names(checkpoints)
+        calls.append(found)
+        if len(calls) == listed:
+            saved.rename(checkpoints.path / str(last))
+            checkpoints.remove([first])
+        return found
+
+    monkeypatch.setattr(CheckpointFolder, "names", listing)
+    assert load_run(folder.path, checkpoint=checkpoint).update == expected.update == last.update
+
+
 def test_every_best_that_a_kept_checkpoint_knows_of_is_kept(tmp_path, monkeypatch):
     """A better score in troubled times must not cost a rollback its own best."""
     scores = iter([0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.04, 0.03])

@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from staircase_attention import files
-from staircase_attention.checks import check_choice, input_error
+from staircase_attention.checks import InputError, check_choice, input_error
 from staircase_attention.data import Corpus, Tokeniser, load_tokeniser
 from staircase_attention.layers import Block
 from staircase_attention.models.sequence_model import without_weights
@@ -234,23 +234,26 @@ def read_weights(run_folder: RunFolder, checkpoint: str | int, remedy: str = "")
         rule = "a run must have saved a checkpoint to be loaded"
         received = f"{run_folder.path} with none"
         raise input_error(rule, received, f"resume it: {run_folder.resume_command}")
-    if wanted == "best":
-        name = _best(run_folder, remedy)
-    else:
-        known = {str(name.update): name for name in names} | {"latest": names[-1]}
-        check_choice(f"a checkpoint of {run_folder.path}", wanted, ["best", *known])
-        name = known[wanted]
-    remedy = remedy or "name another with --checkpoint"
-    with files.as_written("a checkpoint", checkpoints.path, remedy):
-        tensors = checkpoints.read(name, only=[WEIGHTS]).tensors[WEIGHTS]
-        sums = files.read_json(checkpoints.path / str(name) / MANIFEST)
+    known = {str(name.update): name for name in names} | {"latest": names[-1]}
+    check_choice(f"a checkpoint of {run_folder.path}", wanted, ["best", *known])
+    try:
+        name = _best(run_folder, names, remedy) if wanted == "best" else known[wanted]
+        advice = remedy or "name another with --checkpoint"
+        with files.as_written("a checkpoint", checkpoints.path, advice):
+            tensors = checkpoints.read(name, only=[WEIGHTS]).tensors[WEIGHTS]
+            sums = files.read_json(checkpoints.path / str(name) / MANIFEST)
+    except InputError:
+        # A run that trains writes and prunes checkpoints meanwhile.
+        if checkpoints.names() == names:
+            raise
+        return read_weights(run_folder, checkpoint, remedy)
     return SavedWeights(update=name.update, tensors=tensors, checksum=sums[WEIGHTS])
 
 
-def _best(run_folder: RunFolder, remedy: str) -> CheckpointName:
-    """The best checkpoint by the account of the latest one that knows a best."""
+def _best(run_folder: RunFolder, names: Sequence[CheckpointName], remedy: str) -> CheckpointName:
+    """The best of these checkpoints by the account of the latest one that knows a best."""
     notes = run_folder.checkpoints.notes()
-    for name in run_folder.checkpoints.names():
+    for name in names:
         # Its account of the best might be the one that counts.
         if name not in notes:
             received = f"{run_folder.checkpoints.path / str(name)}, which is damaged"
