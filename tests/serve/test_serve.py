@@ -272,6 +272,15 @@ def test_a_server_that_stops_cuts_answers_short_and_keeps_their_states(language,
         assert all(session["num_tokens"] < 4000 for session in sessions)
 
 
+def test_a_second_signal_gives_answers_no_more_time():
+    server = Server(Service(LADDER, name="small"), port=0, grace=5.0)
+    server.socket.close()
+    server.handle_exit(15, None)
+    deadline = server.service.batch.deadline
+    server.handle_exit(15, None)
+    assert server.service.batch.deadline == deadline < time.monotonic() + 5
+
+
 def test_a_fault_ends_the_answers_of_its_round_and_no_later_ones(monkeypatch):
     calls, choose = [], batching.Batch._choose
 

@@ -351,7 +351,7 @@ class Server(uvicorn.Server):
     ) -> None:
         check_integer("port", port, minimum=0, maximum=65535, example=8000)
         check_number("grace", grace, minimum=0, example=10)
-        self.service, self.grace = service, grace
+        self.service, self.batch, self.grace = service, service.batch, grace
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self.socket = socket.create_server((host, port), family=family)
@@ -369,6 +369,6 @@ class Server(uvicorn.Server):
         super().run(sockets or [self.socket])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """As uvicorn, and cut answers short that last longer than the grace."""
+        """As uvicorn, and cut answers short a grace after the first time that this is called."""
         super().handle_exit(sig, frame)
-        self.service.batch.deadline = time.monotonic() + self.grace
+        self.batch.deadline = min(self.batch.deadline, time.monotonic() + self.grace)
