@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from staircase_attention.experiments import page as pages
 from staircase_attention.experiments import quickstart as steps
 from staircase_attention.experiments.page import NUM_SAMPLES
 from staircase_attention.experiments.quickstart import Pace, Quickstart, vocabulary, write_splits
+from staircase_attention.files import PARTIAL
 from staircase_attention.training import Display
 from staircase_attention.training.optimizer import learning_rate
 from staircase_attention.training.recipe import OptimizerConfig
@@ -99,6 +101,17 @@ def test_a_quickstart_continues_where_it_was_killed(made, monkeypatch):
         replace(quick, training=Killer()).run()
     result, again = quick.run()
     assert (result.status, again) == ("finished", samples)
+
+
+def test_a_quickstart_that_was_killed_while_it_wrote_its_plan_begins_again(made, monkeypatch):
+    quick, _, _ = made
+    folder = quick.folder.with_name("begun")
+    folder.mkdir()
+    (folder / f".quickstart.json.1{PARTIAL}").touch()
+    monkeypatch.setattr(Quickstart, "_prepared", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        replace(quick, folder=folder).run()
+    assert (folder / "quickstart.json").exists()
 
 
 def test_a_folder_holds_the_quickstart_of_the_same_files(made):

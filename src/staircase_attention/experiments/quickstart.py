@@ -84,7 +84,8 @@ class Quickstart:
         files = [str(file.resolve()) for source in sources for file in source.files]
         plan, path = {"files": files, "minutes": self.minutes}, self.folder / "quickstart.json"
         self.folder.mkdir(parents=True, exist_ok=True)
-        if any(self.folder.iterdir()) and (not path.exists() or read_json(path) != plan):
+        # A kill may leave a part of the plan.
+        if any(self.folder.glob("[!.]*")) and (not path.exists() or read_json(path) != plan):
             rule = "a folder must be new, empty, or of a quickstart of the same files and time"
             raise input_error(rule, self.folder, "name another --output")
         write_json(path, plan)
