@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -17,7 +18,7 @@ from staircase_attention.experiments import quickstart as steps
 from staircase_attention.experiments.page import NUM_SAMPLES
 from staircase_attention.experiments.quickstart import Pace, Quickstart, vocabulary, write_splits
 from staircase_attention.files import PARTIAL
-from staircase_attention.training import Display
+from staircase_attention.training import Display, StopRequested
 from staircase_attention.training.optimizer import learning_rate
 from staircase_attention.training.recipe import OptimizerConfig
 
@@ -112,6 +113,25 @@ def test_a_quickstart_that_was_killed_while_it_wrote_its_plan_begins_again(made,
     with pytest.raises(KeyboardInterrupt):
         replace(quick, folder=folder).run()
     assert (folder / "quickstart.json").exists()
+
+
+def test_who_stops_a_quickstart_that_changes_its_number_of_updates_stops_it(made, monkeypatch):
+    """As both happen in one update."""
+    quick, _, _ = made
+    monkeypatch.setattr(Pace, "_wanted", lambda pace, at, _: 12 if at == 5 else None)
+    shutil.rmtree(quick.folder / "run")
+    plan = json.loads((quick.folder / "recipe.json").read_text())
+    plan["training"]["num_updates"] = 20
+    (quick.folder / "recipe.json").write_text(json.dumps(plan))
+
+    class Impatient(Display):
+        def advance(self, done, **_):
+            if done == 5:
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(StopRequested) as stop:
+        replace(quick, training=Impatient()).run()
+    assert stop.value.exit_status == 130
 
 
 def test_a_folder_holds_the_quickstart_of_the_same_files(made):

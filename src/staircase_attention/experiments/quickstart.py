@@ -147,8 +147,8 @@ class Quickstart:
                 else:
                     result = resume(run.path, num_updates=pace.wanted, progress=pace)
                 break
-            except StopRequested:
-                if pace.wanted is None:
+            except StopRequested as stop:
+                if pace.wanted is None or stop.exit_status != 128 + signal.SIGTERM:
                     raise
         write_json(path, run.recipe().to_plain())
         return result

@@ -218,7 +218,9 @@ class StopRequest:
         # notes the signal, and the trainer stops where everything is whole.
         if self.number == signal.SIGINT == number:
             raise KeyboardInterrupt
-        self.number = number
+        # Ctrl-C is a person's, and no other signal takes its place.
+        if self.number != signal.SIGINT:
+            self.number = number
 
 
 @contextmanager
