@@ -31,6 +31,8 @@ def test_a_folder_left_by_a_run_that_was_killed_while_it_started_is_used_again(t
     assert not folder.is_unbegun, "somebody else may have written the rest"
     folder.starting.touch()
     assert folder.is_unbegun
+    # Of a run with another recipe, which had one.
+    (tmp_path / "run" / ".tokeniser.partial").mkdir()
     assert train(small_recipe(), tmp_path / "run").status == "finished"
 
 

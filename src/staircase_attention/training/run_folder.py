@@ -134,7 +134,8 @@ class RunFolder:
                 files.sync(self.path)
                 self.checkpoints.path.mkdir(exist_ok=True)
                 files.write_json(self.path / files.CHECKSUMS, {})
-                shutil.rmtree(self.tokeniser, ignore_errors=True)
+                for path in (self.tokeniser, *self.path.glob(f".*{files.PARTIAL}")):
+                    shutil.rmtree(path, ignore_errors=True)
                 if tokeniser is not None:
                     files.save_folder(self.tokeniser, tokeniser.save)
                 config = {"format": FORMAT, "recipe": recipe.to_plain(), **facts}
