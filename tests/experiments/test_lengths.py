@@ -1,10 +1,17 @@
 """Runs are scored on other lengths once, with their best weights, and refused in time."""
 
 import json
+import os
+import runpy
+import signal
+import sys
+import threading
+import warnings
 
 import pytest
 from small_runs import small_recipe
 
+from staircase_attention.cores import STOP_AT_END_OF_INPUT
 from staircase_attention.experiments import compare, find_recipe, runner
 from staircase_attention.experiments.results import read_lengths, score_lengths
 from staircase_attention.experiments.runner import Run, check_lengths
@@ -19,6 +26,20 @@ def test_the_length_of_training_has_the_score_of_the_result_and_is_not_scored_ag
     assert scores[3 * length].num_answers == 3 * scores[length].num_answers
     run = Run(small_recipe(), small_run, lengths=(length, 17))
     assert run.next_command()[-2:] == [str(small_run), "17"]
+
+
+def test_a_run_is_not_scored_on_after_its_comparison_was_killed(monkeypatch):
+    reached, asked = threading.Event(), []
+    monkeypatch.setattr(os, "read", lambda *_: b"")
+    monkeypatch.setattr(os, "kill", lambda _, number: (asked.append(number), reached.set()))
+    monkeypatch.setenv(STOP_AT_END_OF_INPUT, "1")
+    monkeypatch.setattr(sys, "argv", ["results", "none"])
+    with warnings.catch_warnings(), pytest.raises(ValueError, match="config.json"):
+        # It has been imported under its own name.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        runpy.run_module("staircase_attention.experiments.results", run_name="__main__")
+    assert reached.wait(5)
+    assert asked == [signal.SIGTERM]
 
 
 def test_lengths_that_a_task_cannot_have_are_refused_beforehand():

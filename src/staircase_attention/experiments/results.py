@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from staircase_attention.cores import watch_input
 from staircase_attention.evaluation import Score
 from staircase_attention.experiments.paper import PaperResult, Spread, paper_tables
 from staircase_attention.files import as_written, opened, parse_json, read_json, read_summed
@@ -351,4 +352,5 @@ def _number(written: float | None) -> float:
 
 
 if __name__ == "__main__":
+    watch_input()
     score_lengths(Path(sys.argv[1]), [int(length) for length in sys.argv[2:]])
