@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -132,6 +133,19 @@ def test_who_stops_a_quickstart_that_changes_its_number_of_updates_stops_it(made
     with pytest.raises(StopRequested) as stop:
         replace(quick, training=Impatient()).run()
     assert stop.value.exit_status == 130
+
+
+def test_a_quickstart_in_a_thread_keeps_its_number_of_updates(made, monkeypatch):
+    """It would stop its program, not its run."""
+    monkeypatch.setattr(Pace, "_wanted", lambda *_: 12)
+    monkeypatch.setattr(signal, "raise_signal", Mock())
+    pace = Pace(Display(), OptimizerConfig(), 20, 0.0)
+    pace.begin("quickstart", 0, 20)
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(pace.advance, 5).result()
+    assert not signal.raise_signal.called
+    pace.advance(6)
+    assert signal.raise_signal.called
 
 
 def test_a_folder_holds_the_quickstart_of_the_same_files(made):

@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,13 @@ def test_a_signal_saves_before_it_stops_and_nothing_is_repeated(tmp_path, small_
 def test_under_nohup_a_run_survives_its_terminal(tmp_path, nohup):
     asked = Interrupting(6, lambda: signal.raise_signal(signal.SIGHUP))
     assert train(small_recipe(), tmp_path / "run", progress=asked).status == "finished"
+
+
+def test_a_run_may_be_in_a_thread_of_its_own(tmp_path):
+    """Only the main thread can receive signals."""
+    with ThreadPoolExecutor(1) as thread:
+        result = thread.submit(train, small_recipe(), tmp_path / "run").result()
+    assert result.status == "finished"
 
 
 def test_a_second_interrupt_does_not_wait():

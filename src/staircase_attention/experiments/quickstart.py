@@ -10,6 +10,7 @@ import shlex
 import signal
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -258,7 +259,7 @@ class Pace(Display):
             self.seconds, self.count = kept * self.seconds + now - then, kept * self.count + 1
             self.wanted = self._wanted(done, (self.end_time - now) * self.count / self.seconds)
         self.last = (done, now)
-        if self.wanted is not None:
+        if self.wanted is not None and threading.current_thread() is threading.main_thread():
             self.say(f"at this speed {self.wanted:,} updates fit, not {self.num_updates:,}")
             signal.raise_signal(signal.SIGTERM)
 

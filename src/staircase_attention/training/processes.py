@@ -218,23 +218,21 @@ class StopRequest:
         # notes the signal, and the trainer stops where everything is whole.
         if self.number == signal.SIGINT == number:
             raise KeyboardInterrupt
-        # Ctrl-C is a person's, and no other signal takes its place.
-        if self.number != signal.SIGINT:
-            self.number = number
+        # No other signal takes the place of Ctrl-C, which is a person's.
+        self.number = number if self.number != signal.SIGINT else signal.SIGINT
 
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
     """Remember Ctrl-C, SIGTERM and SIGHUP for the trainer, which stops between two updates."""
-    request = StopRequest()
-    caught = [signal.SIGINT, signal.SIGTERM]
-    # Under nohup a run survives its terminal.
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        caught.append(signal.SIGHUP)
-    before = [signal.signal(number, request.receive) for number in caught]
+    request, is_main = StopRequest(), threading.current_thread() is threading.main_thread()
+    # Under nohup a run survives its terminal. Signals are received by the main thread only.
+    survives = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    caught = [signal.SIGINT, signal.SIGTERM, *([] if survives else [signal.SIGHUP])]
+    before = {one: signal.signal(one, request.receive) for one in caught if is_main}
     try:
         yield request
     finally:
         # A notebook or a comparison has handlers of its own.
-        for number, handler in zip(caught, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)
