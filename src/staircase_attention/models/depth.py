@@ -151,6 +151,7 @@ def _follow(schedule: Schedule, tokens: range, num_layers: int) -> tuple[Books, 
         for layer in step.layers:
             runs, _ = banks.pop((step.bank, layer), ([], None))
             runs = [*runs, *((cell.tokens, cell.pass_number) for cell in step.cells)]
-            if step.retained != 0:
+            # Also without keys: what a lagging pass carries on.
+            if step.retained != 0 or step.lags:
                 banks[step.bank, layer] = runs, step.retained
     return banks, kept
