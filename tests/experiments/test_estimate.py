@@ -106,6 +106,8 @@ def test_a_host_that_launches_slowly_sets_the_pace_of_sharded_updates() -> None:
         ([REDDIT, "model.core.norm=rms"], "the paper's core"),
         ([REDDIT, "training.engine=plain"], "training.engine=fast"),
         ([REDDIT, "training.parallel=fsdp-layers"], "ddp, fsdp, hsdp"),
+        ([REDDIT, "training.passes.kind=uniform"], "no training.passes"),
+        ([REDDIT, "training.passes.loss=ends"], "no training.passes"),
         ([REDDIT, "--gpus", "3"], "must be a multiple of 3"),
         ([REDDIT, "--gpus", "8", "--nodes", "3"], "nodes must divide gpus"),
         ([REDDIT, "--gpus", "0"], "gpus must be"),

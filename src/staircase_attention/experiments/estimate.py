@@ -17,6 +17,7 @@ from staircase_attention.tasks import load_task
 from staircase_attention.training import FamilyModel, Recipe, TaskChoice
 from staircase_attention.training.dataset import Dataset
 from staircase_attention.training.learner import MANY_OUTPUTS, NumSymbols, precision_of
+from staircase_attention.training.recipe import PassesConfig
 
 # Rows below which the engine joins the inputs of several steps for the gradient of a weight.
 ENOUGH_ROWS = 4096
@@ -189,10 +190,12 @@ class Work:
             remedy = f"use for example {least * -(-self.training.num_lanes // least)}"
             raise input_error(rule, self.training.num_lanes, remedy)
         is_fast = self.training.engine == "fast" and self.training.parallel in PARALLEL
+        # Other numbers of passes, or more losses, cost other than the schedule says.
+        is_fast &= self.training.passes == PassesConfig()
         if not isinstance(model, FamilyModel) or not is_fast or not model.core.is_papers:
             rule = (
-                "estimates are for models with the paper's core, training.engine=fast and "
-                f"training.parallel in {', '.join(PARALLEL)}"
+                "estimates are for models with the paper's core, training.engine=fast, "
+                f"no training.passes and training.parallel in {', '.join(PARALLEL)}"
             )
             raise input_error(rule, recipe.name, "time it with benchmarks/bench.py")
         self.num_lanes = self.training.num_lanes // least
