@@ -195,7 +195,7 @@ class Service:
             rule = f"at most {most} answers are made at the same time"
             raise RefusedError(429, rule, "one more", "try again in a second", wait=1)
         self.sessions.check_room(*job.kept)
-        self.sessions.promised.append(job.kept)
+        self.sessions.jobs.add(job)
         self.tokens.labels("read").inc(job.num_read)
         self.batch.reading.extend(job.answers)
         self.wake.set()
@@ -269,16 +269,14 @@ class Service:
                 for index, made in dict(found).items():
                     end = made[-1][1]
                     num_left -= end is not None
-                    session = job.kept[index] if end is not None and job.kept else None
-                    if session is not None:
-                        self.sessions.put(session, job.answers[index].tokens)
+                    if end is not None and job.kept:
+                        self.sessions.put(job.kept[index], job.answers[index].tokens)
                     if end is not None or (job.is_streamed and texts[index]):
-                        is_first = index not in begun
-                        yield job.choice(index, texts[index], end, session, is_first=is_first)
+                        yield job.choice(index, texts[index], end, is_first=index not in begun)
                         begun.add(index)
                         texts[index] = ""
         finally:
-            self.sessions.promised.remove(job.kept)
+            self.sessions.jobs.discard(job)
             # Whoever is no longer heard is no longer answered.
             for answer in job.answers:
                 answer.is_gone = True

@@ -134,15 +134,16 @@ class Job:
         return {**head, "choices": choices, **({"usage": usage} if has_usage else {})}
 
     def choice(
-        self, index: int, text: str, end: Finish | None, session: str | None, *, is_first: bool
+        self, index: int, text: str, end: Finish | None, *, is_first: bool
     ) -> dict[str, Any]:
         """One answer, or a piece of it."""
         content: dict[str, Any] = {"text": text}
         if self.kind == "chat":
             said = {"role": "assistant"} if is_first else {}
             content = {"delta" if self.is_streamed else "message": {**said, "content": text}}
-        ending = {"logprobs": None, "finish_reason": REASONS[end]}
-        return {"index": index, **content, **ending, **({"session": session} if session else {})}
+        if end is not None and self.kept:
+            content["session"] = self.kept[index]
+        return {"index": index, **content, "logprobs": None, "finish_reason": REASONS[end]}
 
 
 def _prompts(prompt: object) -> list[str | list[int]]:

@@ -8,12 +8,13 @@ import logging
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from staircase_attention.checks import input_error
 from staircase_attention.files import locked, make_folder
 from staircase_attention.generation import TokenStream, load_stream, save_stream
 from staircase_attention.models import State
-from staircase_attention.serve.protocol import RefusedError, checked_name
+from staircase_attention.serve.protocol import Job, RefusedError, checked_name
 from staircase_attention.training import LanguageModel
 
 SUFFIX = ".safetensors"
@@ -24,7 +25,7 @@ class Sessions:
     """All sessions, in memory; those of a folder are loaded at the start and saved at the end."""
 
     def __init__(self, language: LanguageModel, *, most: int, folder: Path | None) -> None:
-        self.most, self.folder, self.promised = most, folder, list[list[str]]()
+        self.most, self.folder, self.jobs = most, folder, WeakSet[Job]()
         self.by_name: dict[str, TokenStream] = {}
         """Streams of one row, as they were when an answer ended."""
         self._unsaved: set[str] = set()
@@ -75,8 +76,8 @@ class Sessions:
             (self.folder / f"{name}{SUFFIX}").unlink(missing_ok=True)
 
     def check_room(self, *names: str) -> None:
-        """Refuse more sessions than there may be, with those promised to present answers."""
-        known = {*self.by_name}.union(*self.promised)
+        """Refuse more sessions than there may be, with those that present jobs will make."""
+        known = {*self.by_name}.union(*(job.kept for job in self.jobs))
         if (number := len({*names} - known)) and len(known) + number > self.most:
             rule = f"the number of sessions must be at most {self.most}"
             raise RefusedError(409, rule, f"{number} more", "delete one, or reuse its name")
