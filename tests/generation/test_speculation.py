@@ -1,6 +1,7 @@
 """Drafts in few passes change neither greedy tokens nor the distribution of sampled ones."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -81,11 +82,16 @@ def test_drafts_say_what_the_model_says_after_so_many_passes(model, passes, leng
     assert_same_state(drafts.state, state)
 
 
-@settings(max_examples=5)
-@given(model=models(), number=small(1, 6), stop=small(0, 4))
+@pytest.mark.parametrize("kind", [*KINDS, "single tokens"])
+@settings(max_examples=3)
+@given(data=st.data(), number=small(1, 6), stop=small(0, 4))
 def test_sampled_rows_depend_neither_on_their_batch_nor_on_the_number_of_drafts(
-    model, number, stop
+    kind, data, number, stop
 ):
+    schedule = data.draw(SCHEDULES.get(kind, st.just(Staircase(chunk_size=1, num_passes=2))))
+    if isinstance(schedule, Ladder):
+        schedule = replace(schedule, order="ABAB")
+    model = build(schedule, CORE, seed=data.draw(small(0, 99)))
     options = {"max_tokens": 7, "sampling": SAMPLED, "stop_tokens": [stop]}
     together = made(stream(model, PROMPTS, **options).speculate(1, 3))
     for row, prompt in enumerate(PROMPTS):

@@ -117,8 +117,11 @@ class Stepper:
         if (decoder := self._current_decoder()) is not None:
             return decoder.room
         assert isinstance(self._state, State)
+        assert isinstance(self.model, SequenceModel)
         chunk, streams = self._state.chunk_length, self._state.streams
-        return None if chunk == 1 else min(chunk - one.position % chunk for one in streams)
+        # Where tokens go up side by side, each sees a number of positions, and chunks have no end.
+        has_chunks = chunk > 1 or self.model.schedule.attention_span is None
+        return min(chunk - one.position % chunk for one in streams) if has_chunks else None
 
     def ahead(
         self, tokens: Int[Tensor, "rows time"], *, drafts: bool = False
