@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from commands import call
 from staircase_attention import training
 from staircase_attention.cli import app, main
 from staircase_attention.schedules import SCHEDULES
@@ -133,6 +134,15 @@ def test_a_bug_is_not_hidden(monkeypatch, staircase):
     monkeypatch.setattr(training, "load_language_model", fail, raising=False)
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         staircase("sample", "run")
+
+
+@pytest.mark.parametrize(("stream", "words"), [("stdin", ["--prompt", "-"]), ("stdout", [])])
+def test_a_command_works_where_a_stream_is_closed(monkeypatch, stream, words):
+    """As services and schedulers may start it."""
+    monkeypatch.setattr(sys, stream, None)
+    status = call("sample", "pretrained:novels-and-talk", *words, "--max-tokens", 1)
+    getattr(sys, stream).close()
+    assert status == 0
 
 
 def test_ctrl_c_during_an_import_is_not_a_traceback(monkeypatch):

@@ -77,7 +77,9 @@ app.add_typer(prepare)
 
 
 def run() -> None:
-    """Run the command that the user typed, and exit with its status."""
+    """Run the command that the user typed, also with closed streams; exit with its status."""
+    for name in ("stdin", "stdout", "stderr"):
+        setattr(sys, name, getattr(sys, name) or open(os.devnull, "r+"))  # noqa: SIM115
     try:
         status = app(prog_name="staircase", standalone_mode=False)
     except UsageError as error:
