@@ -105,13 +105,13 @@ def plain_console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, markup=False, emoji=False)
 
 
-def wide_console(table: Table) -> Console:
-    """A plain console that cuts no word of a table, whose lines may then break in the terminal."""
+def print_table(table: Table) -> None:
+    """Print a table without cutting its words; in a narrow terminal its lines break instead."""
     console = plain_console()
     needed = console.measure(table, options=console.options.update(max_width=1000))
     if needed.minimum > console.width:
         console.width = needed.maximum
-    return console
+    console.print(table)
 
 
 class CurveProgress(progress.Progress):

@@ -15,7 +15,7 @@ from rich.console import Console
 from small_corpora import SOME, text_of, write_lines
 
 from staircase_attention.data import prepare_text
-from staircase_attention.display import wide_console
+from staircase_attention.display import print_table
 from staircase_attention.experiments import find_recipe, reproduce, results, table_rows
 from staircase_attention.experiments.figures import curve_figure, image
 from staircase_attention.experiments.paper import Spread
@@ -253,9 +253,9 @@ def test_a_screen_shows_a_table_of_its_width_with_the_rows_that_were_run(tmp_pat
 def test_a_terminal_that_is_too_narrow_for_the_words_of_a_table_gets_whole_lines(
     tmp_path, fake, monkeypatch, capsys, width
 ):
-    table = screen_table(reproduce("random-walk", folder=tmp_path, rows=["ladder-2"], seeds=1))
+    report = reproduce("random-walk", folder=tmp_path, rows=["ladder-2"], seeds=1)
     monkeypatch.setenv("COLUMNS", str(width))
-    wide_console(table).print(table)
+    print_table(screen_table(report))
     assert "…" not in capsys.readouterr().out
 
 

@@ -15,7 +15,7 @@ from staircase_attention import data as corpora
 from staircase_attention import training
 from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.cli import arguments
-from staircase_attention.display import Display, choose_display, counted, wide_console
+from staircase_attention.display import Display, choose_display, counted, print_table
 from staircase_attention.files import check_can_write
 
 if TYPE_CHECKING:
@@ -246,7 +246,6 @@ def inspect(
     if as_json:
         typer.echo("\n".join(json.dumps(place._asdict()) for place in places))
     else:
-        table = lens_table(places)
-        wide_console(table).print(table)
+        print_table(lens_table(places))
     if figure is not None:
         typer.echo(f"wrote {figure}", err=as_json)

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from staircase_attention import drawing, experiments, training
 from staircase_attention.checks import input_error
 from staircase_attention.cli import arguments
-from staircase_attention.display import choose_display, counted, plain_console, wide_console
+from staircase_attention.display import choose_display, counted, plain_console, print_table
 from staircase_attention.files import check_can_hold
 
 DEMO_RECIPES = ("parity/staircase", "parity/transformer-xl")
@@ -236,7 +236,7 @@ def suite(
     grid = Table(*columns, box=box.SIMPLE_HEAD, caption="% right at trained / longer lengths")
     for row in rows:
         grid.add_row(*(row[name] for name in shown))
-    wide_console(grid).print(grid)
+    print_table(grid)
     for task, by_model in cells.items():
         for model, cell in by_model.items():
             if cell["failure"]:
@@ -250,9 +250,8 @@ def show_report(report: "experiments.Report") -> int:
     """Print a report for the screen; a run that failed, diverged or has not ended is a failure."""
     from staircase_attention.experiments.report import orders, screen_table, troubles
 
-    grid = screen_table(report)
-    console = wide_console(grid)
-    console.print(grid)
+    print_table(screen_table(report))
+    console = plain_console()
     for line in [*orders(report.rows), *troubles(report.rows)]:
         console.print(line, highlight=False, soft_wrap=True)
     typer.echo(f"wrote {report.folder / 'report.html'}")

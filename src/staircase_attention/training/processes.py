@@ -219,7 +219,8 @@ class StopRequest:
         if self.number == signal.SIGINT == number:
             raise KeyboardInterrupt
         # No other signal takes the place of Ctrl-C, which is a person's.
-        self.number = number if self.number != signal.SIGINT else signal.SIGINT
+        if self.number != signal.SIGINT:
+            self.number = number
 
 
 @contextmanager
