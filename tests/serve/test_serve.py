@@ -429,10 +429,11 @@ def test_several_answers_are_refused_where_there_is_room_for_fewer_sessions():
 
 def test_answers_in_the_making_together_stay_within_the_sessions_that_there_may_be():
     """Also ones whose names are chosen; and one that nobody waits for leaves its place again."""
-    with serving(max_sessions=1) as server:
+    with serving(max_sessions=1, max_tokens=1_000_000) as server:
         create = client_of(server).completions.create
-        asked = {"model": "small", "prompt": "a", "max_tokens": 4000, "stream": True}
-        first = create(**asked, extra_body={"return_state": "one"})
+        # Greedily, no answer to this prompt ends by itself.
+        asked = {"model": "small", "prompt": "a", "max_tokens": 1_000_000, "temperature": 0}
+        first = create(**asked, stream=True, extra_body={"return_state": "one"})
         next(iter(first))
         for name, status in (("two", 409), (True, 409), ("one", 200)):
             body = {"prompt": "a", "max_tokens": 1, "return_state": name}
