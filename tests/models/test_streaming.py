@@ -19,8 +19,17 @@ from building import (
     tokens,
 )
 from staircase_attention import ParallelLoop, Staircase, State
+from staircase_attention.schedules import schedule
 
 each_kind = pytest.mark.parametrize("name", ALL_SCHEDULES)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_runs():
+    """Runs of tokens are cut in short streams, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schedule, "LONGEST_RUN", 4)
+        yield
 
 
 @each_kind

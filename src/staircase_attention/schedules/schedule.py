@@ -71,7 +71,7 @@ class Schedule(ABC):
                 layers=layers,
                 cells=(Cell(chunk=run.start, pass_number=1, tokens=run),),
                 retained=span - 1,
-                kept=(range(run.stop),),
+                kept=(range(tokens.stop),),
                 span=span,
             )
 
