@@ -265,6 +265,19 @@ def test_a_saved_dialogue_continues_as_if_it_had_not_ended(chat, tmp_path):
     assert turns[-1] in whole
 
 
+def test_a_turn_with_the_separator_in_it_is_refused(chat, tmp_path):
+    out, err = chat(b"a ### b\nhello", "--separator", "###", "--save", tmp_path / "kept")
+    assert "staircase: a turn must not contain the separator, got 'a ### b'; leave it out" in err
+    assert (tmp_path / "kept").read_text().startswith("hello###")
+    assert "a ###" not in out
+
+
+def test_a_reply_that_was_cut_off_within_a_separator_is_read_again(chat, tmp_path):
+    (tmp_path / "kept").write_text("hello||well|||why?||because|||")
+    out, _ = chat(b"", "--separator", "||", "--save", tmp_path / "kept")
+    assert out.split("\n")[:4] == ["you: hello", "it:  well|", "you: why?", "it:  because|"]
+
+
 @pytest.fixture
 def language(monkeypatch):
     """A model of seven pieces of text, in place of one that was trained."""
@@ -363,6 +376,22 @@ def test_a_text_begins_with_the_end_symbol_as_in_training(language, output_of, m
     monkeypatch.setattr(sys, "stdin", io.StringIO("b"))
     output_of("chat", "run", "--separator", "a", "--max-tokens", 1)
     assert fed == [5, 0, 5, 5, 1, 0]
+
+
+def test_a_saved_dialogue_goes_on_with_the_draws_of_its_turn(
+    language, output_of, monkeypatch, tmp_path
+):
+    always(language, [0, 1])
+
+    def say(text, name):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        output_of(
+            "chat", "run", "--separator", "bbbb", "--max-tokens", 12, "--save", tmp_path / name
+        )
+        return (tmp_path / name).read_text()
+
+    whole = say("a\na\na", "whole")
+    assert [say("a", "parts") for _ in range(3)][-1] == whole
 
 
 def test_ctrl_c_keeps_and_saves_what_was_written(language, staircase, output_of, tmp_path):

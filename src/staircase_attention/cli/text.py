@@ -180,10 +180,15 @@ def chat(
     for number, turn in enumerate(past):
         dialogue.read(turn)
         typer.echo(f"{'it:  ' if number % 2 else 'you: '}{turn.strip()}")
+    dialogue.num_turns = len(past) // 2
     for words in turns():
         reply = ""
         try:
-            language.encode(words)  # What is refused is not shown.
+            # What is refused is not shown.
+            language.encode(words)
+            if ending in words:
+                rule = "a turn must not contain the separator"
+                raise input_error(rule, repr(words), "leave it out, or choose another --separator")
             if not sys.stdin.isatty():
                 typer.echo(f"you: {words}")
             with training.stop_requests() as request:
@@ -258,7 +263,8 @@ def saved_turns(path: Path, ending: str) -> list[str]:
     check_can_write(path, "--save")
     with as_written("a saved dialogue", path, "name another file, or its own --separator"):
         text = path.read_text(encoding="utf-8") if path.exists() else ""
-        *turns, rest = text.split(ending)
+        # What a reply was cut off in may begin a separator: the last one that fits is the end.
+        *turns, rest = text.rsplit(ending)
         if rest:
             raise ValueError("it does not end with the separator")
     return turns
