@@ -51,16 +51,14 @@ NewFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="output folder
 CheckpointName = Annotated[
     str, typer.Option(help="`best` on the validation data, `latest`, or an update.")
 ]
-Logger = Annotated[
-    str | None, typer.Option(help="Also log to wandb or mlflow, by their own packages.")
-]
+Logger = Annotated[str | None, typer.Option(help="Also log to wandb or mlflow, if installed.")]
 DeviceName = Annotated[
-    str | None, typer.Option("--device", help="As cpu or cuda:1; by default a GPU if there is one.")
+    str | None, typer.Option("--device", help="cpu, cuda:1, ...; by default a GPU if there is one.")
 ]
 TrustCode = Annotated[
-    bool, typer.Option("--trust-code", help="Run code that the run folder names, whoever wrote it.")
+    bool, typer.Option("--trust-code", help="Execute code named by the run folder, even untrusted.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress, write no page.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress; write no report of a run.")]
 Passes = Annotated[
     str | None, typer.Option(metavar="N,N,...", help="Numbers of passes to compare, as 1,2,4,8.")
 ]

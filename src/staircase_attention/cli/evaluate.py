@@ -226,7 +226,7 @@ def inspect(
     trust_code: arguments.TrustCode = False,
     as_json: arguments.AsJson = False,
 ) -> None:
-    """Show what a model would say after each pass, token by token."""
+    """Show a model's prediction after each pass, token by token."""
     if (text is None) == (episode is None):
         found = "neither" if text is None else "both"
         raise input_error("a model reads --text or --episode", found, "give one of them")

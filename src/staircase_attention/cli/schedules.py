@@ -35,7 +35,7 @@ def draw(
         Path | None, typer.Option(help="Write an .svg or .png file instead of the terminal.")
     ] = None,
 ) -> None:
-    """Draw what a model computes when."""
+    """Draw the timetable of a schedule."""
     plan = make_schedule(schedule, arguments.parse_assignments(options or []))
     drawn = drawing.picture(plan, num_tokens=tokens, num_layers=layers, order=cast(Order, order))
     if output is None:
