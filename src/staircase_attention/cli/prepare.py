@@ -53,7 +53,8 @@ def enwik8(
 @prepare.command()
 def text(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH", help=".txt, .jsonl, .parquet, .tar, or folder")
+        list[Path],
+        typer.Argument(metavar="PATH", help="text, code, .jsonl, .parquet, .tar, or folder"),
     ],
     *,
     weights: Annotated[

@@ -144,7 +144,7 @@ class Logged(Display):
             call(*values, **named)
         except Exception as error:
             if not self._failed:
-                self.say(f"{self._logger} is no longer logged to: {one_line(error)}")
+                self.say(f"logging to {self._logger} stopped: {one_line(error)}")
             self._failed = True
 
 

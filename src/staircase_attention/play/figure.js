@@ -1,4 +1,4 @@
-// Figure 1, alive: any timetable of the family, what a cell sees, and what it costs.
+// Figure 1, animated: any timetable of the family, what a cell sees, and what it costs.
 
 import { describe, Ledger, makeSchedule, SCHEDULES, size } from "./timetable.js";
 
