@@ -171,6 +171,22 @@ def test_members_of_an_archive_are_documents(tmp_path, small_blocks):
     assert whole_documents(TextSource(path, options=DAMAGED)) == [b"One"]
 
 
+def test_a_damaged_header_is_not_the_end_of_an_archive(tmp_path):
+    path = make_tar(tmp_path / "a.tar", {f"{number}.txt": b"text" for number in range(3)})
+    content = path.read_bytes()
+    # The header of the second member, after that of the first and its content.
+    for damaged in (content[:1_024] + bytes([255]) * 99 + content[1_123:], content[:1_300]):
+        path.write_bytes(damaged)
+        with pytest.raises(InputError, match=r"got .*a\.tar \((bad checksum|truncated header), at"):
+            whole_documents(TextSource(path))
+        source = TextSource(path, options=DAMAGED)
+        assert whole_documents(source) == [b"text"]
+        assert len(skipped_by(source)) == 1
+    # Some programs write no zeros at the end.
+    path.write_bytes(content[:3_072])
+    assert whole_documents(TextSource(path)) == [b"text"] * 3
+
+
 def test_a_folder_is_read_in_the_order_of_names_without_hidden_files(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / ".git").mkdir()

@@ -306,11 +306,22 @@ def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Document | str,
         yield f"damage ({why})", num_bytes
 
 
+class _Member(tarfile.TarInfo):
+    """A member of an archive. The library takes a damaged header for the end of the archive."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> "_Member":
+        try:
+            return super().fromtarfile(archive)
+        except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:  # type: ignore[attr-defined]
+            raise tarfile.ReadError(str(error)) from error
+
+
 def _members(file: compression.DecompressedFile) -> Iterator[Document | str]:
     """One document per member of an archive, in its order."""
     try:
         # "r|" reads front to back and never seeks back: the archive may be compressed.
-        with tarfile.open(fileobj=file, mode="r|") as archive:
+        with tarfile.open(fileobj=file, mode="r|", tarinfo=_Member) as archive:
             for member in archive:
                 # The library would remember every member.
                 archive.members = []  # type: ignore[attr-defined]
