@@ -124,6 +124,15 @@ def test_the_same_preparation_again_opens_what_is_there(tmp_path):
     assert not (tmp_path / "corpus.unfinished").exists()
 
 
+def test_a_corpus_may_be_prepared_into_a_folder_that_is_linked_to(tmp_path):
+    (tmp_path / "disk" / "large").mkdir(parents=True)
+    (tmp_path / "corpus").symlink_to(tmp_path / "disk" / "large")
+    prepared(tmp_path).verify()
+    assert (tmp_path / "corpus").is_symlink()
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["large"]
+    assert Corpus.open(tmp_path / "disk" / "large").splits == ("train", "valid", "test")
+
+
 def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path):
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "thesis.tex").write_text("years of work")

@@ -157,12 +157,12 @@ class Manifest:
 
 
 def unfinished_folder(corpus: Path) -> Path:
-    """Where a corpus is prepared: beside its final folder.
+    """Where a corpus is prepared: beside its final folder, which may be linked to.
 
     >>> unfinished_folder(Path("/data/enwik8"))
     PosixPath('/data/enwik8.unfinished')
     """
-    final = corpus.absolute()
+    final = corpus.resolve()
     return final.parent / f"{final.name}.unfinished"
 
 

@@ -88,7 +88,7 @@ class WorkFolder:
         finished = [self.path / JOURNAL, self.path / PREPARATION]
         for path in [*finished, *self.path.glob(f".*{files.PARTIAL}")]:
             path.unlink(missing_ok=True)
-        files.publish_folder(self.path, self.corpus)
+        files.publish_folder(self.path, self.corpus.resolve())
 
 
 def _check_same(before: object, now: object, folder: Path) -> None:
