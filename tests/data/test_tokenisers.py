@@ -253,6 +253,15 @@ def test_an_end_symbol_is_a_known_one_or_new(tmp_path):
     assert from_tokenizer_json(saved(tokenizer, tmp_path)).end_symbol == 4
 
 
+def test_no_text_has_an_end_symbol_that_is_also_a_word(tmp_path):
+    words = [("[UNK]", 0.0), ("</s>", 0.0), ("a", -1.0), ("b", -1.0)]
+    tokenizer = Tokenizer(models.Unigram(words, 0, byte_fallback=False))
+    tokenizer.add_special_tokens(["</s>"])
+    tokeniser = from_tokenizer_json(saved(tokenizer, tmp_path))
+    assert tokeniser.end_symbol == 1
+    assert once_encoded(tokeniser, b"ab</s>ba").tolist() == [2, 3, 3, 2]
+
+
 def test_names_of_tokenisers(tmp_path):
     assert named_tokeniser("bytes").vocab_size == 257
     assert named_tokeniser("bpe") == BytePairTraining(vocab_size=8_008)

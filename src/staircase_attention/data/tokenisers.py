@@ -145,7 +145,9 @@ class BytePairTokeniser:
     def encode_batch(self, texts: Sequence[bytes]) -> list[Tokens]:
         """The tokens of each text; the library's threads share the work."""
         if not self.is_lossless:
-            return self._encode([text.decode(errors="replace") for text in texts])
+            found = self._encode([text.decode(errors="replace") for text in texts])
+            # Some vocabularies have the end symbol among their words too.
+            return [tokens[tokens != self.end_symbol] for tokens in found]
         # Every second part of a text is a run of stray bytes; nearly all texts have one part.
         divided = [STRAY_BYTES.split(text.decode(errors="surrogateescape")) for text in texts]
         readable = iter(self._encode([part for parts in divided for part in parts[::2]]))
