@@ -143,6 +143,16 @@ def test_a_zip_has_the_format_of_what_it_holds(tmp_path):
             TextSource(zipped("a.zip", member))
 
 
+def test_a_zip_without_its_end_is_damage_before_all_content(tmp_path):
+    path = tmp_path / "a.txt.zip"
+    path.write_bytes(compressed(text_of(0, 1_000).encode(), "zip")[:-30])
+    with pytest.raises(InputError, match=r"a file must be whole, .* use what comes before the dam"):
+        TextSource(path)
+    source = TextSource(path, options=DAMAGED)
+    assert whole_documents(source) == []
+    assert list(skipped_by(source).values()) == [1]
+
+
 def test_a_changed_letter_of_a_parquet_file_with_checksums_is_damage(tmp_path):
     options = {"write_page_checksum": True, "compression": "none"}
     path = make_parquet(tmp_path / "a.parquet", {"text": ["one", "two"]}, 2, **options)

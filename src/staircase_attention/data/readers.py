@@ -1,16 +1,16 @@
 """Files and folders as sources of documents: text, JSON lines, Parquet, tar; and Enwik8.
 
 Each format has a function that gives the documents of one file. Reading resumes by skipping them.
+In place of a document comes, in words, what something is that cannot be used.
 """
 
 import codecs
 import json
 import os
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal
@@ -28,6 +28,7 @@ CODE = (
     *(".py", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".js", ".ts", ".java", ".go", ".rs"),
     *(".rb", ".php", ".cs", ".swift", ".kt", ".lua", ".jl", ".hs", ".sh", ".sql", ".html", ".css"),
 )
+KNOWN = (*PROSE, *CODE, ".jsonl", ".ndjson", ".parquet", ".tar")
 # Between the turns of a dialogue, as `staircase chat` expects them.
 TURN_SEPARATOR = "\n\n\n"
 # Rows of a .parquet file that are decoded at once.
@@ -52,11 +53,6 @@ class ReadingOptions:
         check_fields(self)
 
 
-# The documents of a file; or, in words, what something is that cannot be used. Each comes with how
-# many bytes of the file, as stored, were read for it.
-FileFormat = Callable[[Path, ReadingOptions], Iterator[tuple[Document | str, int]]]
-
-
 class TextSource:
     """A file, or all files of a folder: .txt, .jsonl, .parquet, .tar, compressed or not."""
 
@@ -74,15 +70,14 @@ class TextSource:
             # Corpora were prepared before there was a choice.
             del parameters["allow_damaged"]
         self.parameters: Mapping[str, Any] = parameters
-        found, self.others = _find_files(Path(path), self.options)
-        self.files: Sequence[Path] = tuple(found)
+        self.files: Sequence[Path]
         """In the order in which they are read."""
-        self._formats = tuple(found.values())
+        self.files, self.others = _find_files(Path(path))
         self.not_utf8: list[Path] = []
         """Files whose beginning is not UTF-8: it is used as it is, byte by byte."""
-        for file, file_format in found.items():
+        for file in self.files:
             # A file that cannot be read is refused before any work is done.
-            first, _ = next(file_format(file, self.options), ("", 0))
+            first, _ = next(_documents_of(file, self.options), ("", 0))
             text = first.text if isinstance(first, Document) else ""
             if isinstance(text, bytes) and text.decode(errors="ignore").encode() != text:
                 self.not_utf8.append(file)
@@ -93,8 +88,7 @@ class TextSource:
         """Some of the files: share `number` of 0 to `count` - 1."""
         found = copy(self)
         mine = slice(*(len(self.files) * end // count for end in (number, number + 1)))
-        found.files, found._formats = self.files[mine], self._formats[mine]
-        found._sizes = self._sizes[mine]
+        found.files, found._sizes = self.files[mine], self._sizes[mine]
         found.total_bytes = sum(found._sizes)
         return found
 
@@ -103,9 +97,8 @@ class TextSource:
         place = {"file": 0, "record": 0} if cursor is None else cursor.place
         num_before, skipped = place["record"], dict(cursor.skipped if cursor else {})
         for number in range(place["file"], len(self.files)):
-            path, file_format = self.files[number], self._formats[number]
-            first_byte = sum(self._sizes[:number])
-            found = enumerate(file_format(path, self.options), start=1)
+            path, first_byte = self.files[number], sum(self._sizes[:number])
+            found = enumerate(_documents_of(path, self.options), start=1)
             for index, (document, num_read) in islice(found, num_before, None):
                 if isinstance(document, str):
                     key = f"{document} in {path.name}"
@@ -144,26 +137,21 @@ class SplitFile:
                         yield Document(text=data, split=split, is_continued=num_left > 0), after
 
 
-def _find_files(
-    path: Path, options: ReadingOptions
-) -> tuple[dict[Path, FileFormat], tuple[Path, ...]]:
-    """The file, or those of a folder by name, with their formats; and files of other kinds."""
+def _find_files(path: Path) -> tuple[list[Path], list[Path]]:
+    """The file, or those of a folder by name; and files of other kinds."""
     if not path.exists():
         rule, received = "an input must be a file or a folder", f"{path}, not there"
         raise input_error(rule, received, "check the name")
-    known, others = dict[Path, FileFormat](), []
+    known, others = list[Path](), list[Path]()
     for file in _files_below(path) if path.is_dir() else [path]:
+        suffix = _suffix(file) if file.is_file() else None
         # In a folder, a name without a suffix is as often a licence as it is a text.
-        is_named = file.is_file() and (_suffix(file) or file == path)
-        file_format = _format_of(file, options) if is_named else None
-        if file_format is None:
-            others.append(file)
-        else:
-            known[file] = file_format
+        is_known = suffix in KNOWN or (suffix == "" and file == path)
+        (known if is_known else others).append(file)
     if not known:
         rule = "an input must be or hold .txt, .md, code, .jsonl, .parquet or .tar"
         raise input_error(rule, path, "name another, or convert it to one of these")
-    return known, tuple(others)
+    return known, others
 
 
 def _files_below(folder: Path) -> list[Path]:
@@ -191,34 +179,33 @@ def _suffix(path: Path) -> str:
     return ".tar" if name.suffix in SHORT_TAR else name.suffix
 
 
-def _format_of(path: Path, options: ReadingOptions) -> FileFormat | None:
-    """The format of a file, by its name; None if it is unknown."""
+def _documents_of(path: Path, options: ReadingOptions) -> Iterator[tuple[Document | str, int]]:
+    """The documents of a file, each with how many bytes of it, as stored, were read for it."""
+    read, num_read = _rows if _suffix(path) == ".parquet" else _content, 0
+    try:
+        for document, num_read in read(path, options):
+            yield document, num_read
+    except compression.DamagedFileError as damage:
+        if not options.allow_damaged:
+            raise
+        yield f"damage ({damage.why})", num_read
+
+
+def _content(path: Path, options: ReadingOptions) -> Iterator[tuple[Document | str, int]]:
+    """The documents of a file that is read from front to back."""
     suffix = _suffix(path)
-    if not suffix or suffix in PROSE + CODE:
-        return partial(_of_file, _text_parts if options.text_unit == "files" else _paragraphs)
-    if suffix in (".jsonl", ".ndjson"):
-        return partial(_of_file, partial(_json_lines, options=options))
-    if suffix == ".tar":
-        return partial(_of_file, _members)
-    return _rows if suffix == ".parquet" else None
-
-
-def _of_file(
-    content: Callable[[compression.DecompressedFile], Iterator[Document | str]],
-    path: Path,
-    options: ReadingOptions,
-) -> Iterator[tuple[Document | str, int]]:
-    """The documents of a file that is read from front to back; the last may be its damage."""
     with compression.open_decompressed(path, allow_damaged=options.allow_damaged) as file:
-        try:
-            for document in content(file):
-                yield document, file.raw.num_stored_read
-            if file.raw.damage is not None:
-                raise compression.DamagedFileError(path, file.raw.damage)
-        except compression.DamagedFileError as damage:
-            if not options.allow_damaged:
-                raise
-            yield f"damage ({damage.why})", file.raw.num_stored_read
+        found: Iterator[Document | str]
+        if suffix in (".jsonl", ".ndjson"):
+            found = _json_lines(file, options)
+        elif suffix == ".tar":
+            found = _members(file)
+        else:
+            found = _text_parts(file) if options.text_unit == "files" else _paragraphs(file)
+        for document in found:
+            yield document, file.raw.num_stored_read
+        if file.raw.damage is not None:
+            raise compression.DamagedFileError(path, file.raw.damage)
 
 
 def _text_parts(file: IO[bytes]) -> Iterator[Document]:
@@ -278,7 +265,7 @@ def _flattened(value: object, separators: tuple[str, ...] = ("\n", ": ")) -> str
 
 
 def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Document | str, int]]:
-    """The values of the text column; the last may be the file's damage."""
+    """The values of the text column."""
     if compression.compression_of(path) is not None:
         raise input_error("a .parquet file must not be compressed as a whole", path, "unpack it")
     parquet = import_extra("pyarrow.parquet", needed_for="a .parquet file")
@@ -301,9 +288,7 @@ def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Document | str,
         if isinstance(error, InputError) or getattr(error, "errno", None) is not None:
             raise
         why = f"{error}; what follows row {num_rows:,} is lost"
-        if not options.allow_damaged:
-            raise compression.DamagedFileError(path, why) from error
-        yield f"damage ({why})", num_bytes
+        raise compression.DamagedFileError(path, why) from error
 
 
 class _Member(tarfile.TarInfo):
