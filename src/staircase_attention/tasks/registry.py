@@ -2,30 +2,28 @@
 
 from staircase_attention.checks import InputError, input_error, one_line, suggestion
 from staircase_attention.references import check_options, load_reference
-from staircase_attention.tasks import binary, expressions, rearranged, regular, stories
+from staircase_attention.tasks import chomsky, state
 from staircase_attention.tasks.algorithm import Algorithm
-from staircase_attention.tasks.morris import Morris
 from staircase_attention.tasks.permutations import Permutations
 from staircase_attention.tasks.random_walk import RandomWalk
-from staircase_attention.tasks.stacks import Dyck, StackManipulation
 from staircase_attention.tasks.task import Task, task_name
 
 # The tasks of `staircase suite` by their class in the Chomsky hierarchy, then our own.
 SUITE: dict[str, tuple[type[Task], ...]] = {
     "regular": (
-        *(regular.EvenPairs, regular.ModularArithmeticSimple),
-        *(regular.ParityCheck, regular.CycleNavigation),
+        *(chomsky.EvenPairs, chomsky.ModularArithmeticSimple),
+        *(chomsky.ParityCheck, chomsky.CycleNavigation),
     ),
     "context-free": (
-        *(StackManipulation, rearranged.ReverseString),
-        *(expressions.ModularArithmetic, expressions.SolveEquation),
+        *(chomsky.StackManipulation, chomsky.ReverseString),
+        *(chomsky.ModularArithmetic, chomsky.SolveEquation),
     ),
     "context-sensitive": (
-        *(rearranged.DuplicateString, rearranged.MissingDuplicate, rearranged.OddsFirst),
-        *(binary.BinaryAddition, binary.BinaryMultiplication, binary.ComputeSqrt),
-        rearranged.BucketSort,
+        *(chomsky.DuplicateString, chomsky.MissingDuplicate, chomsky.OddsFirst),
+        *(chomsky.BinaryAddition, chomsky.BinaryMultiplication, chomsky.ComputeSqrt),
+        chomsky.BucketSort,
     ),
-    "state": (Dyck, stories.SwapProgram, stories.Boxes, Morris),
+    "state": (state.Dyck, state.SwapProgram, state.Boxes, state.Morris),
 }
 BUILT_IN: dict[str, type[Task]] = {
     task_name(one): one

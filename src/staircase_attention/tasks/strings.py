@@ -19,8 +19,7 @@ from staircase_attention.tasks.task import Episodes, Integers, SizedTask
 Drawn = tuple[Integers, Integers]
 
 BITS = ("a", "b")
-MODULUS = 5
-DIGITS = tuple(str(digit) for digit in range(MODULUS))
+DIGITS = ("0", "1", "2", "3", "4")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,3 +108,9 @@ def ended(columns: Integers, lengths: Integers, end: int) -> Integers:
     padded = np.pad(columns, ((0, 0), (0, 1)))
     left = np.where(place < lengths[:, None], padded, IGNORED)
     return np.where(place == lengths[:, None], end, left)
+
+
+def from_top(stacks: Integers, top: Integers, end: int) -> Integers:
+    """Stacks with `top` symbols each, from the top downwards, and `end`."""
+    order = np.maximum(top[:, None] - 1 - np.arange(stacks.shape[1]), 0)
+    return ended(np.take_along_axis(stacks, order, axis=1), top, end)
