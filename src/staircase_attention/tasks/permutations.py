@@ -102,33 +102,21 @@ def group_generators(group: str) -> tuple[Permutation, ...]:
     >>> [_written(generator) for generator in group_generators("A4")]
     ['1234', '2314', '2431']
     """
-    num_points = len(group_elements(group)[0])
-    found = [tuple(range(num_points))]
+    points = group_elements(group)[0]
     if group.startswith("S"):
-        cycles = [(point, point + 1) for point in range(num_points - 1)]
+        found = [(*points[:one], one + 1, one, *points[one + 2 :]) for one in points[:-1]]
     else:
-        cycles = [(0, 1, point) for point in range(2, num_points)]  # type: ignore[misc]
-    for cycle in cycles:
-        images = list(found[0])
-        for point, image in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
-            images[point] = image
-        found.append(tuple(images))
-    return tuple(sorted(found))
+        found = [(1, last, *points[2:last], 0, *points[last + 1 :]) for last in points[2:]]
+    return tuple(sorted([points, *found]))
 
 
 @lru_cache(maxsize=16)
 def multiplication_table(group: str, drawn: tuple[Permutation, ...]) -> NDArray[np.int64]:
     """(elements, drawn): the index of the product of an element and something drawn."""
-    elements = np.array(group_elements(group))
-    num_points = elements.shape[1]
-    # A table over all n^n digit strings, of which n! are permutations: 46,656 entries for S6.
-    digits = num_points ** np.arange(num_points)
-    index_of_number = np.zeros(num_points**num_points, dtype=np.int64)
-    index_of_number[elements @ digits] = np.arange(len(elements))
-    # Read as digits, a product's images make a number; [g, s, i] is g(s(i)).
-    products = np.array(drawn)[:, elements]
-    table: NDArray[np.int64] = index_of_number[products @ digits].T
-    return table
+    elements = group_elements(group)
+    index = {element: number for number, element in enumerate(elements)}
+    # First the element s, then what is drawn, g: the product sends i to g(s(i)).
+    return np.array([[index[tuple(g[i] for i in s)] for g in drawn] for s in elements])
 
 
 def _written(permutation: Permutation) -> str:
