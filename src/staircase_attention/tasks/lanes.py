@@ -8,7 +8,7 @@ import numpy as np
 from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.checks import check_fields, check_integer, input_error
 from staircase_attention.tasks.splits import EpisodeSource
-from staircase_attention.tasks.task import Episodes, Integers, ragged_range
+from staircase_attention.tasks.task import Episodes, ragged_range
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +120,9 @@ class Lanes:
         # All [lanes]: episode and offset within it, and tokens of the segment that are filled.
         number, offset = np.array(position.episodes), np.array(position.offsets)
         filled = np.zeros(self.num_lanes, dtype=np.int64)
-        batch = _empty_batch(self.num_lanes, self.segment_length)
+        shape = (self.num_lanes, self.segment_length)
+        # All rows of the batch, one after another.
+        inputs, targets = np.empty((2, self.num_lanes * self.segment_length), dtype=np.int64)
         row_starts = np.arange(self.num_lanes) * self.segment_length
         longest = self.growth.longest(position.update)
         while np.any(filled < self.segment_length):
@@ -135,14 +137,15 @@ class Lanes:
                 remedy = "resume with the growth of the first run"
                 raise input_error(rule, f"{offset.max()} tokens", remedy)
             count = np.minimum(left, self.segment_length - filled)
-            _copy(store, store.starts[indices] + offset, count, batch, row_starts + filled)
+            read = ragged_range(store.starts[indices] + offset, count)
+            written = ragged_range(row_starts + filled, count)
+            inputs[written], targets[written] = store.inputs[read], store.targets[read]
             is_over = count == left
             filled += count
             if self.closing_symbol is not None:
                 # The last token of a cut episode becomes the symbol that closes a whole one.
                 places = (row_starts + filled - 1)[is_over & (length < whole)]
-                batch.inputs.reshape(-1)[places] = self.closing_symbol
-                batch.targets.reshape(-1)[places] = IGNORED
+                inputs[places], targets[places] = self.closing_symbol, IGNORED
             number += self.num_lanes * is_over
             offset = np.where(is_over, 0, offset + count)
         after = Position(
@@ -150,7 +153,7 @@ class Lanes:
             episodes=tuple(number.tolist()),
             offsets=tuple(offset.tolist()),
         )
-        return batch, after
+        return Batch(inputs=inputs.reshape(shape), targets=targets.reshape(shape)), after
 
     def restarted(self, position: Position) -> Position:
         """Every lane at the first token of an episode: the next one, if it is inside one."""
@@ -173,19 +176,17 @@ def evaluation_batches(
     check_integer("num_lanes", num_lanes, minimum=1, example=256)
     check_integer("segment_length", segment_length, minimum=1, example=128)
     num_lanes = min(num_lanes, len(episodes))
-    # All episodes of lane 0, then all of lane 1, ...: each lane is one run of tokens.
-    order = np.argsort(np.arange(len(episodes)) % num_lanes, kind="stable")
-    by_lane = episodes.take(order)
-    counts = np.bincount(order % num_lanes, weights=by_lane.lengths, minlength=num_lanes)
-    counts = counts.astype(np.int64)
-    segment_length = min(segment_length, int(counts.max()))
-    num_batches = -(-int(counts.max()) // segment_length)
-    whole = _empty_batch(num_lanes, num_batches * segment_length)
-    firsts = np.arange(num_lanes) * num_batches * segment_length
-    _copy(by_lane, np.cumsum(counts) - counts, counts, whole, firsts)
-    for number in range(num_batches):
-        here = slice(number * segment_length, (number + 1) * segment_length)
-        yield Batch(inputs=whole.inputs[:, here], targets=whole.targets[:, here])
+    lanes = [episodes.take(np.arange(lane, len(episodes), num_lanes)) for lane in range(num_lanes)]
+    longest = max(lane.num_tokens for lane in lanes)
+    segment_length = min(segment_length, longest)
+    # [lanes, tokens], to the end of the last segment.
+    shape = (num_lanes, -(-longest // segment_length) * segment_length)
+    inputs, targets = np.zeros(shape, dtype=np.int64), np.full(shape, IGNORED, dtype=np.int64)
+    for row, lane in enumerate(lanes):
+        inputs[row, : lane.num_tokens], targets[row, : lane.num_tokens] = lane.inputs, lane.targets
+    for start in range(0, longest, segment_length):
+        here = slice(start, start + segment_length)
+        yield Batch(inputs=inputs[:, here], targets=targets[:, here])
 
 
 def lanes_of_process(process: int, num_processes: int, num_lanes: int) -> range:
@@ -201,19 +202,3 @@ def lanes_of_process(process: int, num_processes: int, num_lanes: int) -> range:
     share, rest = divmod(num_lanes, num_processes)
     first = process * share + min(process, rest)
     return range(first, first + share + (process < rest))
-
-
-def _empty_batch(num_lanes: int, length: int) -> Batch:
-    shape = (num_lanes, length)
-    return Batch(
-        inputs=np.zeros(shape, dtype=np.int64), targets=np.full(shape, IGNORED, dtype=np.int64)
-    )
-
-
-def _copy(
-    episodes: Episodes, sources: Integers, counts: Integers, batch: Batch, firsts: Integers
-) -> None:
-    """Copy runs of tokens, counts[i] of them from sources[i], to firsts[i] of the flat batch."""
-    read, written = ragged_range(sources, counts), ragged_range(firsts, counts)
-    batch.inputs.reshape(-1)[written] = episodes.inputs[read]
-    batch.targets.reshape(-1)[written] = episodes.targets[read]
