@@ -160,7 +160,7 @@ def prepare(
     def learn() -> Tokeniser:
         # Before any work that would be lost.
         if part is None:
-            _check_documents(mixture)
+            _check_documents(mixture, kind)
         if isinstance(tokeniser, BytePairTraining):
             return _learn_tokeniser(tokeniser, mixture, progress)
         return tokeniser
@@ -177,18 +177,17 @@ def join(folders: Sequence[str | Path], folder: str | Path) -> Corpus:
     """
     parts = [Corpus.open(one) for one in folders]
     parts.sort(key=lambda one: _mark(one).get("number", 0))
-    plan, num_documents = _joined_plan(parts), Counter[str]()
+    plan, num_documents, skipped = _joined_plan(parts), Counter[str](), Counter[str]()
     for part in parts:
         part.verify_files()
+        skipped.update(part.manifest.preparation.sources[0].skipped)
         for name, split in part.manifest.splits.items():
             num_documents[name] += split.num_documents
-    _check_splits(num_documents, plan.parameters["held_out"])
+    _check_splits(num_documents, plan.parameters["held_out"], plan.kind, [skipped])
 
     def write(writer: CorpusWriter, _: Tokeniser) -> list[dict[str, int]]:
-        skipped = Counter[str]()
         for part in parts:
             writer.append(part)
-            skipped.update(part.manifest.preparation.sources[0].skipped)
         return [skipped]
 
     return _build(folder, lambda: plan, lambda: parts[0].tokeniser, write, Display())
@@ -344,14 +343,14 @@ def _describe(
     all_skipped: list[dict[str, int]],
     tokeniser: Tokeniser,
 ) -> Manifest:
-    """The manifest of all that was written, with what was skipped of each source, checked."""
+    """The manifest of all that was written, with what was skipped of each source."""
     splits, sources = writer.finish(), []
     for number, skipped in enumerate(all_skipped):
         counts = {name: writer.counts(number, name) for name in splits}
         # By name, so that it does not matter which part met what first.
         ordered = dict(sorted(skipped.items()))
         sources.append(replace(plan.sources[number], counts=counts, skipped=ordered))
-    manifest = Manifest(
+    return Manifest(
         preparation=replace(plan, sources=tuple(sources)),
         tokeniser=corpus.TokeniserRecord(
             name=tokeniser.name,
@@ -363,16 +362,9 @@ def _describe(
         dtype=writer.dtype.name,
         splits=splits,
     )
-    if not splits and "part" not in plan.parameters:
-        found = [f"{what}: {n:,}" for source in sources for what, n in source.skipped.items()]
-        remedy = "name other files, or in `prepare` the field of their text with --text-field"
-        if plan.kind == "reddit":
-            remedy = "name Pushshift dumps of comments, such as RC_2019-07.zst"
-        raise input_error("a corpus must have text", ", ".join(["none", *found]), remedy)
-    return manifest
 
 
-def _check_documents(mixture: Mixture) -> None:
+def _check_documents(mixture: Mixture, kind: str) -> None:
     """Refuse a mixture without documents for a split that was asked for."""
     held_out, num_documents = asdict(mixture.held_out), Counter[str]()
     skipped: list[dict[str, int]] = []
@@ -383,8 +375,7 @@ def _check_documents(mixture: Mixture) -> None:
             # The beginning of a document is enough.
             if num_documents.keys() >= {*_wanted(held_out)}:
                 return
-    found = [f"{what}: {n:,}" for source in skipped for what, n in source.items()]
-    _check_splits(num_documents, held_out, found)
+    _check_splits(num_documents, held_out, kind, skipped)
 
 
 def _wanted(held_out: Mapping[str, float]) -> list[str]:
@@ -392,13 +383,22 @@ def _wanted(held_out: Mapping[str, float]) -> list[str]:
 
 
 def _check_splits(
-    num_documents: Mapping[str, int], held_out: Mapping[str, float], skipped: Sequence[str] = ()
+    num_documents: Mapping[str, int],
+    held_out: Mapping[str, float],
+    kind: str,
+    all_skipped: Iterable[Mapping[str, int]],
 ) -> None:
-    """Refuse splits without documents. No documents at all are refused when all is read."""
-    for name in _wanted(held_out) if num_documents else ():
+    """Refuse splits without documents."""
+    found = [f"{what}: {n:,}" for skipped in all_skipped for what, n in skipped.items()]
+    if not num_documents:
+        remedy = "name other files, or in `prepare` the field of their text with --text-field"
+        if kind == "reddit":
+            remedy = "name Pushshift dumps of comments, such as RC_2019-07.zst"
+        raise input_error("a corpus must have text", ", ".join(["none", *found]), remedy)
+    for name in _wanted(held_out):
         if not num_documents.get(name):
             total = f"with {counted(sum(num_documents.values()), 'documents')} in all"
-            received = ", ".join(["none", total, *skipped])
+            received = ", ".join(["none", total, *found])
             remedy = "choose --valid and --test (0 for none), or --valid-file, or --paragraphs"
             raise input_error(f"the split {name} must have tokens", received, remedy)
 
