@@ -81,21 +81,18 @@ class StringTask(SizedTask):
         least, most = max(self.fewest, self.shortest), self.length
         logs = generator.uniform(math.log(least), math.log(most + 1), num_episodes)
         lengths = np.exp(logs).astype(np.int64).clip(least, most)
-        parts = [
-            asked(*self._draw(generator, length, count), ask=len(self.letters) + 1)
-            for length, count in zip(*np.unique(lengths, return_counts=True), strict=True)
-        ]
+        ask, parts = len(self.letters) + 1, list[Episodes]()
+        for length, count in zip(*np.unique(lengths, return_counts=True), strict=True):
+            strings, answers = self._draw(generator, length, count)
+            # [episodes, 1 + letters + answers]: START is input 0, letter l is input l + 1.
+            before = np.pad(strings + 1, ((0, 0), (1, 0)))
+            inputs = np.hstack([before, np.full_like(answers, ask)])
+            targets = np.hstack([np.full_like(before, IGNORED), answers])
+            # Episodes end where their answers do.
+            is_token = (inputs != ask) | (targets != IGNORED)
+            parts.append(Episodes.from_grid(inputs, targets, is_token=is_token))
         # The lengths are in random order, so their ranks are one.
         return Episodes.concatenate(parts).take(np.argsort(np.argsort(lengths, kind="stable")))
-
-
-def asked(strings: Integers, answers: Integers, *, ask: int) -> Episodes:
-    """Episodes of START, input 0, then letter l as input l + 1, then `ask` for each answer."""
-    # [episodes, 1 + letters + answers]; episodes end where their answers do.
-    before = np.pad(strings + 1, ((0, 0), (1, 0)))
-    inputs = np.hstack([before, np.full_like(answers, ask)])
-    targets = np.hstack([np.full_like(before, IGNORED), answers])
-    return Episodes.from_grid(inputs, targets, is_token=(inputs != ask) | (targets != IGNORED))
 
 
 def ended(columns: Integers, lengths: Integers, end: int) -> Integers:
