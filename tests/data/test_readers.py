@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import sys
 import tarfile
@@ -246,6 +247,24 @@ def test_links_to_folders_are_followed_once_and_broken_ones_named(tmp_path):
     source = TextSource(tmp_path / "in")
     assert whole_documents(source) == [b"first", b"second"]
     assert [path.name for path in source.others] == ["gone.txt"]
+
+
+def test_a_folder_that_may_not_be_read_is_not_left_out(tmp_path, monkeypatch):
+    for name in ("closed", "open"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text("text")
+
+    # Permissions do not stop root, who may run the tests.
+    def names(path):
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", names)
+    monkeypatch.setattr(os, "scandir", names)
+    with pytest.raises(PermissionError, match="closed"):
+        TextSource(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["gz", "xz", "zst"])

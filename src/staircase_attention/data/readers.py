@@ -6,7 +6,6 @@ In place of a document comes, in words, what something is that cannot be used.
 
 import codecs
 import json
-import os
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
@@ -143,7 +142,7 @@ def _find_files(path: Path) -> tuple[list[Path], list[Path]]:
         rule, received = "an input must be a file or a folder", f"{path}, not there"
         raise input_error(rule, received, "check the name")
     known, others = list[Path](), list[Path]()
-    for file in _files_below(path) if path.is_dir() else [path]:
+    for file in _files_below(path, set()) if path.is_dir() else [path]:
         suffix = _suffix(file) if file.is_file() else None
         # In a folder, a name without a suffix is as often a licence as it is a text.
         is_known = suffix in KNOWN or (suffix == "" and file == path)
@@ -154,16 +153,17 @@ def _find_files(path: Path) -> tuple[list[Path], list[Path]]:
     return known, others
 
 
-def _files_below(folder: Path) -> list[Path]:
+def _files_below(folder: Path, seen: set[Path]) -> Iterator[Path]:
     """The files of a folder that are not hidden, by name. Links to folders are followed."""
-    found, seen = list[Path](), set[str]()
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        real = os.path.realpath(parent)
-        # A folder that is linked to is read once: a link may lead back to where it is.
-        folders[:] = [] if real in seen else sorted(filter(_is_visible, folders))
-        found += [] if real in seen else [Path(parent, name) for name in names if _is_visible(name)]
-        seen.add(real)
-    return sorted(found)
+    # A folder that is linked to is read once: a link may lead back to where it is.
+    if (real := folder.resolve()) in seen:
+        return
+    seen.add(real)
+    for path in sorted(path for path in folder.iterdir() if _is_visible(path.name)):
+        if path.is_dir():
+            yield from _files_below(path, seen)
+        else:
+            yield path
 
 
 def _is_visible(name: str) -> bool:
