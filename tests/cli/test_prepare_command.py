@@ -7,7 +7,8 @@ from reddit_dumps import comment, write_dump
 from small_corpora import texts_of, write_lines
 
 from commands import call
-from staircase_attention.data import Corpus
+from staircase_attention import data
+from staircase_attention.data import Corpus, InputError
 
 
 def prepared(*words):
@@ -70,3 +71,21 @@ def test_dumps_without_comments_are_refused_with_a_remedy_that_exists(tmp_path, 
     assert call("prepare", "reddit", tmp_path / "posts.jsonl", *words) == 2
     expected = "got none, broken lines in posts.jsonl: 1; name Pushshift dumps of comments"
     assert expected in capsys.readouterr().err
+
+
+def test_a_refused_part_leaves_the_folder_that_other_parts_have_filled(tmp_path, monkeypatch):
+    threads = tmp_path / "corpus.threads"
+
+    def refuse(*_, **__):
+        # Meanwhile another part has begun.
+        threads.mkdir()
+        raise InputError("refused")
+
+    dump = write_dump(tmp_path / "dump", [comment("c1")])
+    monkeypatch.setattr(data, "prepare", refuse)
+    words = ("reddit", dump, "--tokeniser", "bytes", "--output", tmp_path / "corpus")
+    assert call("prepare", *words, "--part", "1/2") == 2
+    assert threads.exists()
+    threads.rmdir()
+    assert call("prepare", *words) == 2
+    assert not threads.exists()

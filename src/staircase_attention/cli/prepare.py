@@ -142,7 +142,8 @@ def reddit(
     work = output.with_name(f"{output.name}.threads")
     progress = choose_display(quiet=quiet, has_bar=False)
     source = RedditSource(dumps, work, options, allow_damaged=allow_damaged, progress=progress)
-    was_there = work.exists()
+    # Other parts, perhaps on other machines, use the same folder.
+    is_own = part is None and not work.exists()
     try:
         corpus = data.prepare(
             [data.Part(source=source)],
@@ -154,7 +155,7 @@ def reddit(
             part=parse_part(part),
         )
     except InputError:
-        if not was_there:
+        if is_own:
             shutil.rmtree(work, ignore_errors=True)
         raise
     show(corpus)
