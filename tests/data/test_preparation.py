@@ -3,6 +3,7 @@
 import errno
 import itertools
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from small_corpora import (
@@ -131,6 +132,16 @@ def test_a_corpus_may_be_prepared_into_a_folder_that_is_linked_to(tmp_path):
     assert (tmp_path / "corpus").is_symlink()
     assert [path.name for path in (tmp_path / "disk").iterdir()] == ["large"]
     assert Corpus.open(tmp_path / "disk" / "large").splits == ("train", "valid", "test")
+
+
+def test_a_mounted_folder_is_refused_before_any_work(tmp_path, monkeypatch):
+    (tmp_path / "corpus").mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path / "corpus")
+    with pytest.raises(
+        InputError, match=r"be a mounted folder itself, got .*; name a folder in it"
+    ):
+        prepared(tmp_path)
+    assert not (tmp_path / "corpus.unfinished").exists()
 
 
 def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path):

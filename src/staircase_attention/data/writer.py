@@ -56,6 +56,10 @@ class WorkFolder:
         if (self.path / corpus.MANIFEST).exists():
             self._publish()
         if not self.corpus.exists() or not any(self.corpus.iterdir()):
+            if self.corpus.resolve().is_mount():
+                # The finished folder could not be renamed to it.
+                rule, remedy = "a corpus must not be a mounted folder itself", "name a folder in it"
+                raise input_error(rule, self.corpus, remedy)
             return False
         if not (self.corpus / corpus.MANIFEST).exists():
             rule = f"{self.corpus} must be new or empty"
