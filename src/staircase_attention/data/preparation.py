@@ -285,7 +285,7 @@ def _plan(
     """All that the corpus will depend on."""
     paths = {path for part in mixture.parts for path in part.source.files}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        sums = dict(zip(paths, pool.map(sha256_of, paths), strict=True))
+        files = dict(zip(paths, pool.map(_record, paths), strict=True))
     if isinstance(tokeniser, BytePairTraining):
         planned: Mapping[str, Any] = {"training": asdict(tokeniser)}
     else:
@@ -295,24 +295,21 @@ def _plan(
             planned = {"files": _file_checksums(Path(scratch))}
     held_out = asdict(mixture.held_out)
     parameters = {"tokeniser": planned, "held_out": held_out, "shard_tokens": SHARD_TOKENS}
-    return Preparation(
-        kind=kind,
-        sources=tuple(
-            corpus.SourceRecord(
-                name=part.source.name,
-                weight=float(part.weight),
-                parameters=part.source.parameters,
-                files=tuple(
-                    corpus.FileRecord(
-                        path=str(path), num_bytes=path.stat().st_size, sha256=sums[path]
-                    )
-                    for path in part.source.files
-                ),
-            )
-            for part in mixture.parts
-        ),
-        parameters=parameters | mark,
+    sources = tuple(
+        corpus.SourceRecord(
+            name=part.source.name,
+            weight=float(part.weight),
+            parameters=part.source.parameters,
+            files=tuple(files[path] for path in part.source.files),
+        )
+        for part in mixture.parts
     )
+    return Preparation(kind=kind, sources=sources, parameters=parameters | mark)
+
+
+def _record(path: Path) -> corpus.FileRecord:
+    size = path.stat().st_size
+    return corpus.FileRecord(path=str(path), num_bytes=size, sha256=sha256_of(path))
 
 
 def _file_checksums(folder: Path) -> dict[str, str]:
