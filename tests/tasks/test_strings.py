@@ -75,6 +75,13 @@ def test_dyck_words_have_the_kinds_and_the_depth_of_their_options():
         assert answers == string_oracles.dyck(string, depth=1)
 
 
+def test_a_depth_beyond_every_string_takes_no_memory():
+    deep, deepest = (load_task("dyck", depth=depth, length=20) for depth in (20, 10**9))
+    found = (task.generate(np.random.default_rng(0), 50) for task in (deep, deepest))
+    for one, other in zip(*found, strict=True):
+        assert all(map(np.array_equal, one, other))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -41,7 +41,7 @@ class Dyck(StringTask):
         wishes = generator.integers(2, size=(length, count))
         strings = np.empty((count, length), dtype=np.int64)
         rows, top = np.arange(count), np.zeros(count, dtype=np.int64)
-        opened = np.zeros((count, self.depth + 1), dtype=np.int64)
+        opened = np.zeros((count, min(self.depth, length) + 1), dtype=np.int64)
         for place in range(length):
             opens = (top == 0) | ((top < self.depth) & (wishes[place] == 1))
             opened[rows[opens], top[opens]] = kinds[place][opens]
