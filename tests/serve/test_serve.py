@@ -253,6 +253,23 @@ def test_a_chat_that_continues_a_session_is_that_of_all_messages():
         assert two.choices[0].message.content == whole.choices[0].message.content
 
 
+def test_a_turn_that_a_stop_of_the_clients_ended_gets_the_separator_it_lacks(monkeypatch):
+    fed, answers = [], Service._answers
+    monkeypatch.setattr(
+        Service,
+        "_answers",
+        lambda service, job: fed.append(answers(service, job)) or fed[-1],
+    )
+    with serving() as server:
+        create = client_of(server).chat.completions.create
+        options = {"model": "small", "temperature": 0, "max_tokens": 12}
+        hi, so = ([{"role": "user", "content": text}] for text in ("hi", "so"))
+        stop = create(messages=hi, **options).choices[0].message.content[0]
+        create(messages=hi, stop=[stop], extra_body={"return_state": "talk"}, **options)
+        create(messages=so, extra_body={"session": "talk"}, **options)
+    assert bytes(fed[-1][0].tokens.recent[0]).startswith(f"\0hi\n{stop}\nso\n".encode())
+
+
 @pytest.mark.usefixtures("_launching")
 @pytest.mark.parametrize("language", [LADDER, STAIRCASE], ids=["ladder", "staircase"])
 def test_a_server_that_stops_cuts_answers_short_and_keeps_their_states(language, tmp_path):

@@ -214,7 +214,9 @@ class Service:
             tokens = self.sessions.find(job.session)
             before, recent = tokens.unread, tokens.recent[0][:-1]
             state, num_made = tokens.stepper.state, tokens.num_made
-            if job.kind == "chat" and "stop_string" not in tokens.finished.values():
+            # A turn may have been cut off, also by a stop string of the client's.
+            ended = self.language.decode([*recent, *before]).endswith(self.separator.encode())
+            if job.kind == "chat" and not (ended and "stop_string" in tokens.finished.values()):
                 past = self.separator
         encode, most = self.language.encode, self.limits.max_prompt
         new = [encode(past + one) if isinstance(one, str) else one for one in job.prompts]
