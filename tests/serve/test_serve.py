@@ -270,6 +270,19 @@ def test_a_turn_that_a_stop_of_the_clients_ended_gets_the_separator_it_lacks(mon
     assert bytes(fed[-1][0].tokens.recent[0]).startswith(f"\0hi\n{stop}\nso\n".encode())
 
 
+def test_each_of_several_answers_continues_with_its_own_draws():
+    asked = {"prompt": "abc", "seed": 3, "max_tokens": 30}
+    with serving() as server:
+        whole = json.loads(call(server, "/v1/completions", asked | {"n": 3})[2])["choices"]
+        asked |= {"max_tokens": 10, "n": 3, "return_state": True}
+        for begun, expected in zip(
+            json.loads(call(server, "/v1/completions", asked)[2])["choices"], whole, strict=True
+        ):
+            body = {"session": begun["session"], "seed": 3, "max_tokens": 20}
+            rest = json.loads(call(server, "/v1/completions", body)[2])["choices"][0]
+            assert begun["text"] + rest["text"] == expected["text"]
+
+
 @pytest.mark.usefixtures("_launching")
 @pytest.mark.parametrize("language", [LADDER, STAIRCASE], ids=["ladder", "staircase"])
 def test_a_server_that_stops_cuts_answers_short_and_keeps_their_states(language, tmp_path):

@@ -209,11 +209,11 @@ class Service:
         stop_tokens = () if end is None else (end,)
         # In training a document follows the end of another.
         past, before, state, num_made = "", [*stop_tokens], model.initial_state(1), 0
-        recent: list[int] = []
+        row, recent = 0, list[int]()
         if job.session is not None:
             tokens = self.sessions.find(job.session)
             before, recent = tokens.unread, tokens.recent[0][:-1]
-            state, num_made = tokens.stepper.state, tokens.num_made
+            state, num_made, [row] = tokens.stepper.state, tokens.num_made, tokens.rows
             # A turn may have been cut off, also by a stop string of the client's.
             ended = self.language.decode([*recent, *before]).endswith(self.separator.encode())
             if job.kind == "chat" and not (ended and "stop_string" in tokens.finished.values()):
@@ -232,7 +232,7 @@ class Service:
                 index=index,
                 tokens=TokenStream(
                     stepper=Stepper(model, state),
-                    rows=(row,),
+                    rows=(row + number,),
                     pending=torch.tensor(prompt[-1:]),
                     recent=[[*recent, *prompt]],
                     sampling=job.sampling,
@@ -247,7 +247,7 @@ class Service:
                 sampling=shared(replace(job.sampling, seed=0)),
                 news=news,
             )
-            for index, (prompt, row) in enumerate(product(prompts, range(job.num_choices)))
+            for index, (prompt, number) in enumerate(product(prompts, range(job.num_choices)))
         ]
 
     async def _choices(self, job: Job) -> AsyncIterator[dict[str, Any]]:
