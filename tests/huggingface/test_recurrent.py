@@ -96,6 +96,14 @@ def test_one_pass_over_one_window_equals_the_original_bit_for_bit(name, attentio
         assert torch.equal(ours(tokens).logits, model(tokens).logits)
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.no_grad()
+def test_a_model_in_half_precision_stays_near_the_original(name):
+    model, tokens = original(name).bfloat16(), random_tokens(2, 27)
+    ours = recurrent(model, layers=(1, 3), schedule=CACHED)
+    torch.testing.assert_close(ours(tokens).logits, model(tokens).logits, rtol=0, atol=0.02)
+
+
 # Every family with a cache, and every schedule with one family.
 CACHED = CachedStaircase(chunk_size=4, num_window_chunks=7, num_passes=3)
 BEGINNINGS = [(name, CACHED) for name in CONFIGS] + [

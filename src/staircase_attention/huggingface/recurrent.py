@@ -129,10 +129,13 @@ class Exchange:
             turns = torch.stack(self.turns)[:, 0, :, : keys.shape[-1] // 2]
             cosine, sine = turns[:, self.num_past :]
             # They may be scaled, and are rounded: their squares need not add up to 1.
-            own = rotate(keys, torch.stack([cosine, -sine]) / (cosine**2 + sine**2))
+            back = torch.stack([cosine, -sine]) / (cosine**2 + sine**2)
+            # OLMo's angles are float32 in a model of any dtype.
+            own = rotate(keys, back).to(keys.dtype)
             if placed:
                 earlier = join(placed)
-                placed = [earlier._replace(keys=rotate(earlier.keys, turns[:, : self.num_past]))]
+                again = rotate(earlier.keys, turns[:, : self.num_past]).to(keys.dtype)
+                placed = [earlier._replace(keys=again)]
         self.context = [join([*self.past, KeysValues(own, values)])]
         if self.stops:
             raise FoundError
