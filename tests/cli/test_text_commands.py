@@ -278,6 +278,13 @@ def test_a_reply_that_was_cut_off_within_a_separator_is_read_again(chat, tmp_pat
     assert out.split("\n")[:4] == ["you: hello", "it:  well|", "you: why?", "it:  because|"]
 
 
+def test_a_saved_dialogue_keeps_line_ends_of_every_kind(chat, tmp_path):
+    """A reply's carriage returns and line feeds are no separator of line feeds."""
+    (tmp_path / "kept").write_bytes(b"hello\n\nwell\r\n\r\n\n\n")
+    out, _ = chat(b"", "--save", tmp_path / "kept", "--separator", "\\n\\n")
+    assert [line for line in out.splitlines() if line] == ["you: hello", "it:  well"]
+
+
 @pytest.fixture
 def language(monkeypatch):
     """A model of seven pieces of text, in place of one that was trained."""

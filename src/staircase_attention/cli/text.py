@@ -203,8 +203,8 @@ def chat(
             continue
         typer.echo("" if reply else "it:")
         if save is not None:
-            with save.open("a", encoding="utf-8") as file:
-                file.write(f"{words}{ending}{reply}{ending}")
+            with save.open("ab") as file:
+                file.write(f"{words}{ending}{reply}{ending}".encode())
         if request.number not in (0, signal.SIGINT):
             raise typer.Exit(128 + request.number)
 
@@ -262,7 +262,8 @@ def saved_turns(path: Path, ending: str) -> list[str]:
     """The turns of a dialogue that was saved in a file; none where there is no such file yet."""
     check_can_write(path, "--save")
     with as_written("a saved dialogue", path, "name another file, or its own --separator"):
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        # As bytes: line ends of every kind stay what they are.
+        text = path.read_bytes().decode() if path.exists() else ""
         # What a reply was cut off in may begin a separator: the last one that fits is the end.
         *turns, rest = text.rsplit(ending)
         if rest:
