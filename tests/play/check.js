@@ -21,7 +21,7 @@ export async function check(request, base, read) {
     const start = performance.now();
     const logits = tokens.map((token) => model.step(token).map((row) => Array.from(row)));
     const seconds = (performance.now() - start) / 1000;
-    answers.models[name] = { logits, rate: tokens.length / seconds, state: model.stateSize };
+    answers.models[name] = { logits, rate: tokens.length / seconds };
   }
   for (const [name, streams] of Object.entries(request.dials)) {
     const dialled = await load(name);

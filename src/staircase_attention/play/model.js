@@ -1,11 +1,12 @@
 // A trained model of the family, one token at a time: the executor of the package in plain numbers.
-// Weights come from the files that the package ships; activations are doubles.
+// Weights come from the files that the package ships; activations are doubles. No shipped model has
+// a cache, so there is none here.
 
-import { makeSchedule, size } from "./timetable.js";
+import { makeSchedule } from "./timetable.js";
 
 const NORM_EPSILON = 1e-5;
 
-// All tensors of a safetensors file, in bfloat16 or float32, as {data, shape}.
+// All tensors of a safetensors file in bfloat16, as {data, shape}.
 export function readTensors(buffer) {
   const view = new DataView(buffer);
   const start = 8 + Number(view.getBigUint64(0, true));
@@ -14,12 +15,9 @@ export function readTensors(buffer) {
   for (const [name, entry] of Object.entries(header)) {
     if (name === "__metadata__") continue;
     const [from, to] = entry.data_offsets.map((offset) => start + offset);
-    const bytes = buffer.slice(from, to);
-    let data = new Float32Array(entry.dtype === "F32" ? bytes : 0);
-    if (entry.dtype === "BF16") {
-      // A bfloat16 is the upper half of a float32.
-      data = new Float32Array(Uint32Array.from(new Uint16Array(bytes), (half) => half << 16).buffer);
-    }
+    const halves = new Uint16Array(buffer.slice(from, to));
+    // A bfloat16 is the upper half of a float32.
+    const data = new Float32Array(Uint32Array.from(halves, (half) => half << 16).buffer);
     tensors[name] = { data, shape: entry.shape };
   }
   return tensors;
@@ -108,8 +106,6 @@ export class Model {
   reset() {
     this.position = 0;
     this.banks = new Map();
-    this.cache = this.layers.map(() => []);
-    this.cacheStart = 0;
   }
 
   // Make another number of passes from here on, as `models/depth.py` does for a Ladder. With fewer,
@@ -127,12 +123,6 @@ export class Model {
     }
   }
 
-  // Numbers that the stream remembers.
-  get stateSize() {
-    const held = [...this.banks.values(), ...this.cache].reduce((sum, one) => sum + one.length, 0);
-    return held * 2 * this.core.width;
-  }
-
   // Take one token through all its steps; the logits after each pass, the last being the model's.
   step(token) {
     const width = this.core.width;
@@ -141,12 +131,9 @@ export class Model {
     const range = [this.position, this.position + 1];
     const said = [];
     for (const step of this.schedule.steps(range, this.layers.length, "chunk")) {
-      const levels = [hidden];
       for (let layer = step.layers[0]; layer < step.layers[1]; layer++) {
         hidden = this.layer(layer, hidden, step);
-        levels.push(hidden);
       }
-      this.remember(step, levels);
       said.push(multiply(this.output, normalise(this.outputNorm, hidden)));
     }
     this.position += 1;
@@ -159,13 +146,8 @@ export class Model {
     const normed = normalise(layer.attention_norm, hidden);
     const key = `${step.bank},${number}`;
     const bank = this.banks.get(key) ?? [];
-    bank.push(this.keysValues(number, normed));
-    const frozen = this.cache[number].slice(
-      step.frozen[0] - this.cacheStart,
-      size(step.frozen) ? step.frozen[1] - this.cacheStart : 0,
-    );
-    const queries = multiply(layer.query, normed);
-    const found = this.attend(queries, size(step.frozen) ? frozen.concat(bank) : bank);
+    bank.push({ keys: multiply(layer.key, normed), values: multiply(layer.value, normed) });
+    const found = this.attend(multiply(layer.query, normed), bank);
     const most = step.retained ?? Infinity;
     if (most) this.banks.set(key, bank.slice(Math.max(0, bank.length - most)));
     else this.banks.delete(key);
@@ -174,18 +156,11 @@ export class Model {
     return add(hidden, multiply(layer.contract, inner.map((value) => Math.max(0, value))));
   }
 
-  keysValues(number, normed) {
-    const layer = this.layers[number];
-    return { keys: multiply(layer.key, normed), values: multiply(layer.value, normed) };
-  }
-
   // The keys are neighbours in time, the last one the query's own:
   // score(j) = (q . k_j + q . r[distance]) / sqrt(size), for each head.
-  attend(queries, past) {
+  attend(queries, seen) {
     const length = queries.length / this.core.num_heads;
     const { data, shape: [rows] } = this.table;
-    const span = Math.min(past.length, this.schedule.span ?? Infinity);
-    const seen = past.slice(past.length - span);
     const found = new Float64Array(queries.length);
     const scores = new Float64Array(seen.length);
     for (let first = 0; first < queries.length; first += length) {
@@ -205,20 +180,6 @@ export class Model {
       }
     }
     return found;
-  }
-
-  // Cache the token where the timetable says so, and drop what no later step sees.
-  remember(step, levels) {
-    const [cell] = step.cells;
-    for (let number = 0; number < this.layers.length; number++) {
-      const held = this.cache[number];
-      if (cell.cached) {
-        const level = cell.cached === "input" ? levels[0] : levels.at(-1);
-        held.push(this.keysValues(number, normalise(this.layers[number].attention_norm, level)));
-      }
-      held.splice(0, size(step.kept) ? Math.max(0, step.kept[0] - this.cacheStart) : 0);
-    }
-    if (size(step.kept)) this.cacheStart = Math.max(this.cacheStart, step.kept[0]);
   }
 }
 

@@ -76,12 +76,11 @@ function stairs({ chunkSize, windowChunks, passes }) {
 }
 
 // Models that are recurrent in depth only: tokens go up side by side.
-function rungs({ span, passes = 1, order: layerOrder = "ABAB", lags = false, includesSelf = true }) {
-  const sight = includesSelf ? span : span + 1;
+function rungs({ span, passes = 1, order: layerOrder = "ABAB", lags = false }) {
   function* steps([start, stop], numLayers, order) {
     const each = Array.from({ length: numLayers }, (_, layer) => [layer, layer + 1]);
     const parts = layerOrder === "ABAB" ? [[0, numLayers]] : each;
-    const length = order === "window" ? Math.max(sight, LONGEST_RUN) : 1;
+    const length = order === "window" ? Math.max(span, LONGEST_RUN) : 1;
     for (let first = start; first < stop; first += length) {
       const tokens = [first, Math.min(stop, first + length)];
       for (const [part, layers] of parts.entries()) {
@@ -93,7 +92,7 @@ function rungs({ span, passes = 1, order: layerOrder = "ABAB", lags = false, inc
             cells: [{ chunk: first, pass, tokens, cached: null }],
             tokens,
             frozen: [0, 0],
-            retained: sight - 1,
+            retained: span - 1,
             kept: [0, 0],
             lags: lags && pass > 1,
           };
@@ -101,7 +100,7 @@ function rungs({ span, passes = 1, order: layerOrder = "ABAB", lags = false, inc
       }
     }
   }
-  return { steps, chunkLength: 1, maxDistance: sight, span: sight, isBounded: true };
+  return { steps, chunkLength: 1, maxDistance: span, span, isBounded: true };
 }
 
 // For each schedule: its options with [least, most, first] for sliders, and what it makes of them.
@@ -126,12 +125,11 @@ export const SCHEDULES = {
   },
   ladder: {
     options: { ...SPAN, ...PASSES, order: ["ABAB", "AABB"] },
-    make: ({ span, num_passes, order, span_includes_self }) =>
-      rungs({ span, passes: num_passes, order, includesSelf: span_includes_self }),
+    make: ({ span, num_passes, order }) => rungs({ span, passes: num_passes, order }),
   },
   "transformer-xl": {
     options: SPAN,
-    make: ({ span, span_includes_self }) => rungs({ span, includesSelf: span_includes_self }),
+    make: ({ span }) => rungs({ span }),
   },
   "universal-transformer": {
     options: { ...SPAN, ...PASSES },
