@@ -5,7 +5,6 @@ is padded or truncated, and a text that spells the name of a special token is on
 """
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from staircase_attention.data.tokenisers import (
     byte_level,
     reading,
 )
+from staircase_attention.files import save_folder
 from staircase_attention.huggingface.config import CORE_FIELDS, StaircaseConfig
 from staircase_attention.huggingface.model import StaircaseForCausalLM
 from staircase_attention.models import SequenceModel
@@ -103,21 +103,19 @@ def export(
     end = eos_token_id[0] if isinstance(eos_token_id, list) else eos_token_id
     wrapped = wrap(model, bos_token_id=end, eos_token_id=eos_token_id, pad_token_id=end)
     fast = None if found is None else for_transformers(found, wrapped.config)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Whole or not at all: a folder that exists can be loaded.
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
-        written = Path(scratch) / target.name
-        wrapped.save_pretrained(written)
-        for weights in written.glob("*.safetensors"):
+    facts = describe(model.signature)
+    card = MODEL_CARD.format(facts=facts, number=model.num_parameters, name=target.name)
+
+    def save(scratch: Path) -> None:
+        wrapped.save_pretrained(scratch)
+        for weights in scratch.glob("*.safetensors"):
             # Which safetensors writes for their owner alone.
-            weights.chmod((written / "config.json").stat().st_mode)
+            weights.chmod((scratch / "config.json").stat().st_mode)
         if fast is not None:
-            fast.save_pretrained(written)
-        facts = describe(model.signature)
-        (written / "README.md").write_text(
-            MODEL_CARD.format(facts=facts, number=model.num_parameters, name=target.name)
-        )
-        written.replace(target)
+            fast.save_pretrained(scratch)
+        (scratch / "README.md").write_text(card)
+
+    save_folder(target, save)
     return target
 
 
