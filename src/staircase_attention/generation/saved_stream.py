@@ -7,7 +7,7 @@ header. The weights are not in it, but a fingerprint of them is.
 import hashlib
 import os
 from collections import deque
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +75,16 @@ def load_stream(path: PathLike, model: Model, *, decode: Decode | None = None) -
     Functions are not saved, so a stream of text needs its `decode`.
     """
     header, tensors = read_sealed(Path(path), HEADER, "a stream", VERSION)
+    own = identity(model)
     with as_written("a stream", path, "save the stream again"):
         if header["version"] == 1:
             _update(header, tensors)
         text = header["text"] or {"stop_strings": (), "held": ()}
-        is_own = (header["model"], header["weights"]) == (identity(model), fingerprint(model))
+        is_own = (header["model"], header["weights"]) == (own, fingerprint(model))
         described = describe(header["model"])
         restored = put_together(header["state"], tensors, STATE)
     # With other weights the state would be valid and the continuation nonsense.
     if not is_own:
-        own = identity(model)
         is_same_shape = header["model"] == own
         other = "with other weights or another dtype" if is_same_shape else f"for {describe(own)}"
         rule = "a stream continues only with its own model and weights"
@@ -116,8 +116,9 @@ def load_stream(path: PathLike, model: Model, *, decode: Decode | None = None) -
             raise ValueError("its rows and tokens do not fit each other")
     if header["version"] == 1 and header["text"] is not None and decode is not None:
         # In version 1 a token got its text when it was asked for.
-        undecoded = [(one.row, one.token, one.logprob) for one in stream.waiting]
-        stream.waiting = deque(stream.announce(*one, decode([one[1]])) for one in undecoded)
+        for place, one in enumerate(stream.waiting):
+            text, why = stream.shown(one.row, one.token, decode([one.token]))
+            stream.waiting[place] = replace(one, text=text, finish=why)
     return stream
 
 

@@ -183,9 +183,12 @@ class TokenStream(Iterator[NewToken]):
         """Add a token to every row; one that ended in this round gets none."""
         self.pending = tokens
         self.num_made += 1
-        for row, *made in zip(self.rows, tokens.tolist(), logprobs.tolist(), pieces, strict=True):
+        every = zip(self.rows, tokens.tolist(), logprobs.tolist(), pieces, strict=True)
+        for row, token, logprob, piece in every:
             if row not in self.finished:
-                self.waiting.append(self.announce(row, *made))
+                text, why = self.shown(row, token, piece)
+                new = NewToken(row=row, token=token, logprob=logprob, finish=why, text=text)
+                self.waiting.append(new)
         self.note(tokens.tolist())
 
     def note(self, tokens: Sequence[int]) -> None:
@@ -193,11 +196,6 @@ class TokenStream(Iterator[NewToken]):
         for recent, token in zip(self.recent, tokens, strict=True):
             recent.append(token)
             del recent[: -self.sampling.repetition_window]
-
-    def announce(self, row: int, token: int, logprob: float, piece: bytes) -> NewToken:
-        """A token of the latest round and its bytes, with the text that can be shown now."""
-        text, why = self.shown(row, token, piece)
-        return NewToken(row=row, token=token, logprob=logprob, finish=why, text=text)
 
     def shown(self, row: int, token: int, piece: bytes) -> tuple[str, Finish | None]:
         """The text that can be shown after a token of the latest round, and why the row ends."""
