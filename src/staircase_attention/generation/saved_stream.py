@@ -19,7 +19,6 @@ from staircase_attention.files import as_written, check_can_write
 from staircase_attention.generation.sampling import SamplingConfig
 from staircase_attention.generation.stepper import Model, Stepper, accelerate, device_of
 from staircase_attention.generation.stream import Decode, NewToken, TokenStream
-from staircase_attention.layers.embedding import check_tokens
 from staircase_attention.models import put_together, take_apart
 from staircase_attention.models.sequence_model import describe
 from staircase_attention.models.state_file import read_sealed, write_sealed
@@ -97,7 +96,6 @@ def load_stream(path: PathLike, model: Model, *, decode: Decode | None = None) -
         stream = TokenStream(
             stepper=Stepper(model, restored.to(device_of(model))),
             rows=convert(tuple[int, ...], header["rows"], "rows"),
-            pending=tensors["pending"],
             recent=convert(list[list[int]], header["recent"], "recent"),
             sampling=from_plain(SamplingConfig, header["sampling"], "sampling"),
             max_tokens=header["max_tokens"],
@@ -109,10 +107,10 @@ def load_stream(path: PathLike, model: Model, *, decode: Decode | None = None) -
             waiting=deque(from_plain(NewToken, token) for token in header["waiting"]),
             finished=dict(header["finished"]),
         )
-        check_tokens(stream.pending[None], model.vocab_size)
-        num_rows = {len(stream.rows), len(stream.recent), len(stream.pending), restored.batch_size}
+        num_rows = {len(stream.rows), len(stream.recent), restored.batch_size}
         seen = {token for row in stream.recent for token in row}
-        if len(num_rows) > 1 or stream.num_made < 0 or not seen <= {*range(model.vocab_size)}:
+        is_whole = len(num_rows) == 1 and torch.equal(stream.pending, tensors["pending"])
+        if not is_whole or stream.num_made < 0 or not seen <= {*range(model.vocab_size)}:
             raise ValueError("its rows and tokens do not fit each other")
     if header["version"] == 1 and header["text"] is not None and decode is not None:
         # In version 1 a token got its text when it was asked for.
@@ -146,8 +144,9 @@ def fingerprint(model: Model) -> str:
 
 def _update(header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Give a header of version 1 the parts that version 2 has."""
-    # -1 stood where a row had no token yet.
-    header["recent"] = [[one for one in row if one >= 0] for row in tensors["recent"].tolist()]
+    # -1 stood where a row had no token yet, and without a penalty there were none.
+    both = zip(tensors["recent"].tolist(), tensors["pending"].tolist(), strict=True)
+    header["recent"] = [[one for one in row if one >= 0] or [last] for row, last in both]
     names = ("row", "token", "logprob", "finish")
     header["waiting"] = [dict(zip(names, token, strict=True)) for token in header["waiting"]]
     if (text := header["text"]) is not None:

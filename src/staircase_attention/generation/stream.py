@@ -56,13 +56,11 @@ class TokenStream(Iterator[NewToken]):
     """
 
     stepper: Stepper
-    """The model, and its state before the pending tokens."""
+    """The model, and its state before each row's latest token."""
     rows: tuple[int, ...]
     """The numbers of the rows in the state, in its order."""
-    pending: Int[Tensor, " rows"]
-    """Each row's latest token, which the model has not seen yet."""
     recent: list[list[int]]
-    """Each row's latest tokens, to which the repetition penalty applies."""
+    """Each row's latest tokens, at least one, to which the repetition penalty applies."""
     sampling: SamplingConfig
     max_tokens: int | None = None
     """Tokens per row, at most; None for an endless stream."""
@@ -98,6 +96,11 @@ class TokenStream(Iterator[NewToken]):
             check_integer("stop_token", token, minimum=0, maximum=highest, example=0)
 
     @property
+    def pending(self) -> Int[Tensor, " rows"]:
+        """Each row's latest token, which the model has not seen yet."""
+        return torch.tensor([row[-1] for row in self.recent])
+
+    @property
     def state(self) -> ModelState:
         """The model's state before each row's latest token: a copy, also usable in training."""
         # The stream's own tensors are made in inference mode; a selection of them is not.
@@ -106,7 +109,7 @@ class TokenStream(Iterator[NewToken]):
     @property
     def unread(self) -> list[int]:
         """What a text that goes on from `state` begins with: the latest token of the only row."""
-        last = int(self.pending[0])
+        last = self.recent[0][-1]
         # A stop token is not part of the text.
         return [] if last in self.stop_tokens else [last]
 
@@ -156,7 +159,6 @@ class TokenStream(Iterator[NewToken]):
         if len(unfinished) < len(self.rows):
             self.stepper.keep(unfinished)
             self.rows = tuple(self.rows[place] for place in unfinished)
-            self.pending = self.pending[unfinished]
             self.recent = [self.recent[place] for place in unfinished]
         made: list[tuple[Tensor, Tensor, list[bytes]]] = []
         with inference(self.stepper.model):
@@ -181,7 +183,6 @@ class TokenStream(Iterator[NewToken]):
 
     def add(self, tokens: Tensor, logprobs: Tensor, pieces: Sequence[bytes]) -> None:
         """Add a token to every row; one that ended in this round gets none."""
-        self.pending = tokens
         self.num_made += 1
         every = zip(self.rows, tokens.tolist(), logprobs.tolist(), pieces, strict=True)
         for row, token, logprob, piece in every:
@@ -261,7 +262,6 @@ def stream(
     return TokenStream(
         stepper=Stepper(model, state),
         rows=numbers,
-        pending=torch.stack([row[-1] for row in rows]),
         recent=[row.tolist() for row in rows],
         sampling=SamplingConfig() if sampling is None else sampling,
         max_tokens=max_tokens,
@@ -382,7 +382,6 @@ class Conversation:
         tokens = TokenStream(
             stepper=Stepper(self.model, self.state),
             rows=(self.num_turns,),
-            pending=torch.tensor(self.unread[-1:]),
             recent=[[*self.recent, *self.unread]],
             sampling=self.sampling or SamplingConfig(),
             max_tokens=self.max_tokens,

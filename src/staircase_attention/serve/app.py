@@ -22,7 +22,6 @@ from types import FrameType
 from typing import Any
 
 import prometheus_client as prometheus
-import torch
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -233,7 +232,6 @@ class Service:
                 tokens=TokenStream(
                     stepper=Stepper(model, state),
                     rows=(row + number,),
-                    pending=torch.tensor(prompt[-1:]),
                     recent=[[*recent, *prompt]],
                     sampling=job.sampling,
                     max_tokens=num_made + job.max_tokens,

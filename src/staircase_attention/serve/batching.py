@@ -203,14 +203,13 @@ class Batch:
         return found
 
     def _add(self, answer: Answer, token: int) -> None:
-        """As `TokenStream.add`, but `pending` is left behind until the answer is over."""
+        """As `TokenStream.add`."""
         tokens = answer.tokens
         tokens.num_made += 1
         tokens.note([token])
         text, why = tokens.shown(tokens.rows[0], token, self.pieces[token])
         self._news[answer].append((text, why))
         if why is not None:
-            tokens.pending = torch.tensor([token])
             self._is_urgent = True
 
     def _let_go(self) -> None:
