@@ -254,27 +254,21 @@ class Service:
         news = job.answers[0].news
         try:
             while num_left:
-                # Whatever has been made meanwhile goes together.
-                found = [await news.get()]
-                while not news.empty():
-                    found.append(news.get_nowait())
+                index, made = await news.get()
                 if not job.num_made:
                     self.first.observe(time.time() - job.created)
-                for index, made in found:
-                    if isinstance(error := made[-1][1], Exception):
-                        raise error
-                    texts[index] += "".join(text for text, _ in made)
-                    job.num_made += len(made)
-                    self.tokens.labels("made").inc(len(made))
-                for index, made in dict(found).items():
-                    end = made[-1][1]
-                    num_left -= end is not None
-                    if end is not None and job.kept:
-                        self.sessions.put(job.kept[index], job.answers[index].tokens)
-                    if end is not None or (job.is_streamed and texts[index]):
-                        yield job.choice(index, texts[index], end, is_first=index not in begun)
-                        begun.add(index)
-                        texts[index] = ""
+                if isinstance(end := made[-1][1], Exception):
+                    raise end
+                texts[index] += "".join(text for text, _ in made)
+                job.num_made += len(made)
+                self.tokens.labels("made").inc(len(made))
+                num_left -= end is not None
+                if end is not None and job.kept:
+                    self.sessions.put(job.kept[index], job.answers[index].tokens)
+                if end is not None or (job.is_streamed and texts[index]):
+                    yield job.choice(index, texts[index], end, is_first=index not in begun)
+                    begun.add(index)
+                    texts[index] = ""
         finally:
             self.sessions.jobs.discard(job)
             # Whoever is no longer heard is no longer answered.
