@@ -1,6 +1,7 @@
 """A server gives what the model gives alone, to OpenAI's own client, and remembers sessions."""
 
 import json
+import socket
 import sys
 import threading
 import time
@@ -92,6 +93,14 @@ def call(server, path, body=None, *, method=None, key=None, scheme="Bearer"):
             return error.code, error.headers, error.read()
 
 
+def within_seconds(is_so):
+    """Whether something becomes so."""
+    deadline = time.monotonic() + 10
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return is_so()
+
+
 def alone(language, prompt, max_tokens, **options):
     """The text of a stream without a server."""
     made = stream_text(
@@ -146,10 +155,7 @@ def test_each_of_many_answers_is_that_of_the_model_alone(language):
         for thread in threads:
             thread.join()
         assert found == wanted
-        deadline = time.monotonic() + 10
-        while server.service.batch.num_answers and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert server.service.batch.num_answers == 0
+        assert within_seconds(lambda: not server.service.batch.num_answers)
 
 
 def test_the_client_of_openai_completes_chats_and_lists():
@@ -398,10 +404,19 @@ def test_more_streams_than_allowed_are_refused_until_others_have_ended():
         assert error.value.response.headers["retry-after"] == "1"
         for stream in streams:
             stream.close()
-        deadline = time.monotonic() + 10
-        while server.service.batch.num_answers and time.monotonic() < deadline:
-            time.sleep(0.01)
+        assert within_seconds(lambda: not server.service.batch.num_answers)
         client.completions.create(**{**ask, "max_tokens": 1})
+
+
+def test_a_whole_answer_ends_when_its_client_goes_away():
+    with serving(max_tokens=1_000_000) as server:
+        batch, port = server.service.batch, int(server.url.rpartition(":")[2])
+        body = json.dumps({"prompt": "a", "max_tokens": 1_000_000, "temperature": 0}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(head.encode() + body)
+            assert within_seconds(lambda: batch.num_answers)
+        assert within_seconds(lambda: not batch.num_answers)
 
 
 def test_keys_rates_and_metrics():
