@@ -191,8 +191,7 @@ export class Tokeniser {
   constructor({ model }) {
     this.ids = new Map(Object.entries(model.vocab));
     this.names = new Map([...this.ids].map(([name, id]) => [id, name]));
-    const pairs = model.merges.map((pair) => (Array.isArray(pair) ? pair.join(" ") : pair));
-    this.ranks = new Map(pairs.map((pair, rank) => [pair, rank]));
+    this.ranks = new Map(model.merges.map((pair, rank) => [pair.join(" "), rank]));
     // Printable bytes stand for themselves, the others for characters from 256 on.
     const printable = (byte) =>
       (byte > 32 && byte < 127) || (byte > 160 && byte < 256 && byte !== 173);
