@@ -115,13 +115,16 @@ def print_table(table: Table) -> None:
 
 
 class CurveProgress(progress.Progress):
-    """A progress bar, and below it the curve of the losses so far."""
+    """A progress bar, and below it the latest facts and the curve of the losses so far."""
 
+    facts = ""
     losses: Mapping[int, float] = {}
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """The bar, and the curve once it has a shape."""
+        """The bar, the facts, and the curve once it has a shape."""
         yield from super().get_renderables()
+        if self.facts:
+            yield Text(self.facts)
         if len(self.losses) > 2:  # noqa: PLR2004
             yield Text(sketch(self.losses))
 
@@ -134,7 +137,6 @@ class Terminal(Display):
             progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(bar_width=None),
             progress.TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-            progress.TextColumn("{task.fields[facts]}", markup=False),
             progress.TimeRemainingColumn(),
             console=plain_console(stderr=True),
         )
@@ -142,8 +144,10 @@ class Terminal(Display):
         self._progress.losses = self._losses = dict[int, float]()
 
     def begin(self, name: str, done: int, total: int) -> None:
-        """Show the bar."""
-        self._bar = self._progress.add_task(name, total=total, completed=done, facts="")
+        """Show the bar, in place of one of before."""
+        for bar in self._progress.task_ids:
+            self._progress.remove_task(bar)
+        self._bar = self._progress.add_task(name, total=total, completed=done)
         self._progress.start()
 
     def advance(self, done: int, **facts: float) -> None:
@@ -151,7 +155,8 @@ class Terminal(Display):
         self._facts |= facts
         if "loss" in facts:
             self._losses[done] = facts["loss"]
-        self._progress.update(self._bar, completed=done, facts=words(self._facts))
+        self._progress.facts = words(self._facts)
+        self._progress.update(self._bar, completed=done)
 
     def say(self, text: str) -> None:
         """Print above the bar."""

@@ -85,15 +85,18 @@ def test_a_logger_that_is_not_there_is_refused_before_training(monkeypatch, tmp_
 
 def test_a_terminal_shows_the_curve_below_the_bar():
     terminal = Terminal()
-    terminal._progress.live.console = console = Console(record=True, width=100, force_terminal=True)
-    terminal.begin("a [/run]", 0, 100)
+    terminal._progress.live.console = console = Console(record=True, width=72, force_terminal=True)
+    terminal.begin("an earlier run", 0, 100)
+    terminal.begin("a [/run] with a name of many words", 0, 100)
     for update in range(1, 101):
-        terminal.advance(update, loss=100 / update, tokens_per_second=1.0)
+        terminal.advance(update, loss=100 / update, tokens_per_second=1.0, valid_bits_per_byte=2.5)
     terminal.end()
     text = console.export_text()
     assert "100/100" in text
     assert "██▄▁" in text
-    assert "a [/run]" in text
+    assert "a [/run] with a name of many words" in text
+    assert "loss 1.0000  1 tokens/s  valid bits per byte 2.5000\n" in text
+    assert text.count("an earlier run") == 1
 
 
 def test_a_curve_of_few_late_losses_has_its_updates_where_they_belong():
