@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from unittest.mock import Mock
@@ -133,6 +134,7 @@ def test_who_stops_a_quickstart_that_changes_its_number_of_updates_stops_it(made
     with pytest.raises(StopRequested) as stop:
         replace(quick, training=Impatient()).run()
     assert stop.value.exit_status == 130
+    assert str(stop.value) == "stopped and saved; run the same command again to resume"
 
 
 def test_a_quickstart_in_a_thread_keeps_its_number_of_updates(made, monkeypatch):
@@ -150,10 +152,18 @@ def test_a_quickstart_in_a_thread_keeps_its_number_of_updates(made, monkeypatch)
 
 def test_a_folder_holds_the_quickstart_of_the_same_files(made):
     quick, _, _ = made
+    other = replace(quick, files=quick.files[:1])
+    refused = pytest.raises(InputError, match="a folder must be new, empty, or of a quickstart of")
     for folder in (quick.folder, quick.folder / "corpus"):
-        other = Quickstart(files=quick.files[:1], folder=folder, minutes=quick.minutes)
-        with pytest.raises(InputError, match="a folder must be new, empty, or of a quickstart of"):
-            other.run()
+        with refused:
+            replace(other, folder=folder).run()
+    before = quick.files[1].read_text()
+    quick.files[1].write_text(before.upper())
+    try:
+        with refused:
+            quick.run()
+    finally:
+        quick.files[1].write_text(before)
 
 
 def test_many_documents_are_split_by_their_texts(tmp_path, monkeypatch):
@@ -170,6 +180,44 @@ def test_many_documents_are_split_by_their_texts(tmp_path, monkeypatch):
     assert result.status == "finished"
     assert said[0].startswith(f"$ staircase prepare text {path} --valid 0.05 --test 0.05")
     assert len(samples) == NUM_SAMPLES
+
+
+class Saying(Display):
+    """Keeps what is said."""
+
+    def __init__(self):
+        self.said = []
+
+    def say(self, text):
+        self.said.append(text)
+
+
+def test_many_documents_with_most_of_the_text_in_one_are_split_by_size(tmp_path):
+    lines = [json.dumps({"text": f"This is document {number}.\n"}) for number in range(300)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines, "{broken", '{"no": "text"}']))
+    (tmp_path / "b.txt").write_text("".join(LINES) * 3)
+    (tmp_path / "c.bin").write_bytes(bytes(9))
+    quick = Quickstart(files=[tmp_path], folder=tmp_path / ".out", preparing=Saying())
+    sources = [TextSource(tmp_path)]
+    sizes = [len(data) for data in steps._whole_documents(sources, Counter())]
+    corpus = quick._prepared(sources, sizes)
+    total = sum(split.num_bytes for split in corpus.manifest.splits.values())
+    for name in ("valid", "test"):
+        assert abs(corpus.manifest.splits[name].num_bytes / total - 0.05) < 0.01
+    assert any("skipped: 1 file of other kinds" in line for line in quick.preparing.said)
+
+
+def test_what_cannot_be_used_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(Quickstart, "_prepared", Mock(side_effect=KeyboardInterrupt))
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"body": "a comment"}\n' * 30)
+    quick = Quickstart(files=[path], folder=tmp_path / "out", preparing=Saying())
+    with pytest.raises(InputError, match=r"got 0 bytes, broken lines in a\.jsonl: 30; use more"):
+        quick.run()
+    path.write_text('{"body": "a comment"}\n{"text": "A text that is long enough."}')
+    with pytest.raises(KeyboardInterrupt):
+        quick.run()
+    assert quick.preparing.said == ["skipped: broken lines in a.jsonl: 1"]
 
 
 @pytest.mark.parametrize("unit", ["word ", "\u6771\u4eac", "A line of words.\n"])

@@ -86,10 +86,7 @@ def prepare_text(
                 received = f"{file} as an input and as a file of its own"
                 remedy = "move it out of the folder"
                 raise input_error("the file of a split must be no other input", received, remedy)
-        notes = ("skipped: {} of other kinds", source.others), ("not UTF-8: {}", source.not_utf8)
-        for note, found in notes:
-            if found:
-                progress.say(f"{note.format(counted(len(found), 'files'))}, such as {found[0]}")
+        report_files(source, progress)
         parts.append(Part(source=source, weight=weight))
     return prepare(
         parts,
@@ -100,6 +97,14 @@ def prepare_text(
         progress=progress,
         part=part,
     )
+
+
+def report_files(source: TextSource, progress: Display) -> None:
+    """Report files that are left out, or that are not UTF-8."""
+    notes = ("skipped: {} of other kinds", source.others), ("not UTF-8: {}", source.not_utf8)
+    for note, found in notes:
+        if found:
+            progress.say(f"{note.format(counted(len(found), 'files'))}, such as {found[0]}")
 
 
 def prepare_enwik8(

@@ -12,6 +12,7 @@ import statistics
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +22,12 @@ import numpy as np
 from staircase_attention.batches import Batch
 from staircase_attention.checks import check_number, input_error
 from staircase_attention.data import BytePairTraining, Corpus, HeldOut, TextSource, prepare_text
+from staircase_attention.data.preparation import report_files
 from staircase_attention.display import Display
 from staircase_attention.experiments.catalog import find_recipe
 from staircase_attention.experiments.page import SAMPLE_TOKENS, SAMPLING, prompts, samples
 from staircase_attention.experiments.results import read_lines
-from staircase_attention.files import read_json, save_folder, write_json
+from staircase_attention.files import read_json, save_folder, sha256_of, write_json
 from staircase_attention.training import OptimizerConfig, Recipe, RunFolder, RunResult
 from staircase_attention.training.learner import Learner, NumSymbols, build_model
 from staircase_attention.training.loading import load_language_model
@@ -34,7 +36,7 @@ from staircase_attention.training.run import resume, train
 
 # The share of the text for validation, and for the test; and the most bytes of each.
 HELD_OUT, MOST_HELD_OUT = 0.05, 100_000
-# With fewer documents, hashes of documents would not give splits of these sizes.
+# With fewer documents of equal size, their hashes would not give splits of these sizes.
 MANY_DOCUMENTS = 200
 # More passes over a text teach a small model little.
 MOST_EPOCHS = 30
@@ -76,20 +78,25 @@ class Quickstart:
     def run(self) -> tuple[RunResult, list[str]]:
         """All steps: the result, and samples."""
         end_time = time.monotonic() + (1 - LAST_SHARE) * 60 * self.minutes
-        sources = [TextSource(path) for path in self.files]
-        sizes = [len(data) for data in _whole_documents(sources)]
+        sources, skipped = [TextSource(path) for path in self.files], Counter[str]()
+        sizes = [len(data) for data in _whole_documents(sources, skipped)]
+        unused = [f"{what}: {count:,}" for what, count in skipped.items()]
         # Before the folder holds anything: with this much no split can be empty.
         if HELD_OUT * sum(sizes) < 1:
             rule = "a text must have something to train on, to validate and to test"
-            raise input_error(rule, f"{sum(sizes):,} bytes", "use more text")
-        files = [str(file.resolve()) for source in sources for file in source.files]
-        plan, path = {"files": files, "minutes": self.minutes}, self.folder / "quickstart.json"
+            received = ", ".join([f"{sum(sizes):,} bytes", *unused])
+            raise input_error(rule, received, "use more text, in JSON as text, turns or messages")
+        files = [file.resolve() for source in sources for file in source.files]
+        checksums = [[str(file), sha256_of(file)] for file in files]
+        plan, path = {"files": checksums, "minutes": self.minutes}, self.folder / "quickstart.json"
         self.folder.mkdir(parents=True, exist_ok=True)
         # A kill may leave a part of the plan.
         if any(self.folder.glob("[!.]*")) and (not path.exists() or read_json(path) != plan):
             rule = "a folder must be new, empty, or of a quickstart of the same files and time"
             raise input_error(rule, self.folder, "name another --output")
         write_json(path, plan)
+        for line in unused:
+            self.preparing.say(f"skipped: {line}")
         corpus = self._prepared(sources, sizes)
         result = self._trained(corpus, max(end_time, time.monotonic() + 30 * self.minutes))
         return result, self._samples(corpus)
@@ -98,15 +105,18 @@ class Quickstart:
         self.say("$ " + shlex.join(["staircase", *map(str, words)]))
 
     def _prepared(self, sources: list[TextSource], sizes: list[int]) -> Corpus:
-        """The corpus: many documents are split by their hashes, few by size."""
+        """The corpus: many documents are split by their hashes, few or a few long ones by size."""
         output, total = self.folder / "corpus", sum(sizes)
         share = min(HELD_OUT, MOST_HELD_OUT / max(1, total))
         vocab_size = vocabulary(total)
         end = ("--tokeniser", f"bpe-{vocab_size}", "--output", output)
-        if len(sizes) >= MANY_DOCUMENTS:
+        # As many documents of equal size would give splits that vary as much in size.
+        if total**2 >= MANY_DOCUMENTS * sum(size**2 for size in sizes):
             held_out = HeldOut(valid=share, test=share)
             self._command("prepare", "text", *self.files, "--valid", share, "--test", share, *end)
         else:
+            for source in sources:
+                report_files(source, self.preparing)
             held_out, text = HeldOut(valid=0, test=0), self.folder / "text"
             size = int(share * total)
             write_splits(sources, text, ends=(total - 2 * size, total - size))
@@ -150,6 +160,8 @@ class Quickstart:
                 break
             except StopRequested as stop:
                 if pace.wanted is None or stop.exit_status != 128 + signal.SIGTERM:
+                    # A resumed run alone would neither keep the time nor end with samples.
+                    stop.args = ("stopped and saved; run the same command again to resume",)
                     raise
         write_json(path, run.recipe().to_plain())
         return result
@@ -276,15 +288,18 @@ class Pace(Display):
         return wanted if abs(wanted - self.num_updates) > self.num_updates / 20 else None
 
 
-def _whole_documents(sources: Sequence[TextSource]) -> Iterator[bytes]:
+def _whole_documents(sources: Sequence[TextSource], skipped: Counter[str]) -> Iterator[bytes]:
+    """All documents; what cannot be used is counted."""
     for source in sources:
-        parts: list[bytes] = []
-        for document, _ in source.documents(None):
+        parts, unused = list[bytes](), dict[str, int]()
+        for document, cursor in source.documents(None):
             parts.append(document.data)
+            unused |= cursor.skipped
             if not document.is_continued:
                 if data := b"".join(parts):
                     yield data
                 parts = []
+        skipped.update(unused)
 
 
 def write_splits(sources: Sequence[TextSource], folder: Path, *, ends: tuple[int, int]) -> None:
@@ -295,7 +310,7 @@ def write_splits(sources: Sequence[TextSource], folder: Path, *, ends: tuple[int
 
     def write(scratch: Path) -> None:
         place = 0
-        for number, data in enumerate(_whole_documents(sources)):
+        for number, data in enumerate(_whole_documents(sources, Counter())):
             first, second = (_cut(data, end - place, (ends[1] - ends[0]) // 2) for end in ends)
             place += len(data)
             parts = {"train": data[:first], "valid": data[first:second], "test": data[second:]}
