@@ -189,7 +189,9 @@ def names(words: str | None) -> list[str] | None:
 def suite(
     overrides: arguments.Overrides = None,
     *,
-    small: Annotated[bool, typer.Option("--small", help="An hour on two CPU cores.")] = False,
+    small: Annotated[
+        bool, typer.Option("--small", help="Smaller models: an hour on two CPU cores.")
+    ] = False,
     tasks: Annotated[str | None, typer.Option(help="Tasks, separated by commas.")] = None,
     models: Annotated[str | None, typer.Option(help="Models, separated by commas.")] = None,
     own: Annotated[

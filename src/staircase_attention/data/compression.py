@@ -50,8 +50,8 @@ class DamagedFileError(InputError):
         self.why = why
         super().__init__(
             f"a file must be whole, got {path} ({why}); fetch it again, leave it out, or use what "
-            "comes before the damage by `staircase prepare --allow-damaged` (in Python "
-            "allow_damaged=True)"
+            "comes before the damage: staircase prepare text or reddit, with --allow-damaged (in "
+            "Python allow_damaged=True)"
         )
 
 

@@ -248,7 +248,7 @@ class Corpus:
         """Open a folder, after a check that all its files are there and have the right sizes."""
         folder = Path(folder)
         if not (folder / MANIFEST).is_file():
-            remedy = "prepare it first"
+            remedy = "prepare it first, see staircase prepare --help"
             if unfinished_folder(folder).is_dir():
                 remedy = "run its preparation again to resume it"
             raise input_error("a corpus must have a manifest", f"none in {folder}", remedy)

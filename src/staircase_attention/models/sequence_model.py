@@ -216,7 +216,7 @@ class SequenceModel(nn.Module):
             if self.schedule.default_max_distance <= num_rows < schedule.default_max_distance:
                 rule = f"{schedule} needs a position table of {schedule.default_max_distance} rows"
                 received = f"one of {num_rows}"
-                raise input_error(rule, received, "train with a larger core.max_distance")
+                raise input_error(rule, received, "train with a larger model.core.max_distance")
             config = replace(config, max_distance=num_rows)
         model, core = copy.copy(self), copy.copy(self.core)
         # A shallow copy shares its dictionary of modules: give each model its own.

@@ -167,7 +167,8 @@ class RunFolder:
         if not self.config.exists():
             rule = "a run folder holds a config.json that `staircase train` wrote"
             raise input_error(rule, self.path, "check the path")
-        with files.as_written("a run's config.json", self.config, "restore it from a copy"):
+        remedy = "restore it from a copy, or name a run folder and no export"
+        with files.as_written("a run's config.json", self.config, remedy):
             content = files.read_summed(self.path, self.config.name)
             config: dict[str, Any] = files.parse_json(content)
             version, task = config["format"], config["recipe"]["task"]
