@@ -6,6 +6,7 @@ import runpy
 import signal
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 from small_runs import small_recipe
@@ -68,3 +69,14 @@ def test_lengths_can_be_asked_for_later_and_fail_by_themselves(tmp_path, fake, m
     plain = json.loads((tmp_path / "report.json").read_text())
     assert plain["rows"][0]["ours"]["lengths"] == {"30": {"mean": 50.0, "deviation": None}}
     assert fake.calls == []
+
+
+def test_lengths_that_failed_and_are_no_longer_wanted_are_no_failure_beside_other_runs(
+    tmp_path, fake, monkeypatch
+):
+    monkeypatch.setattr(runner, "LENGTHS", ["/bin/sh", "-c", "exit 1"])
+    assert compare([small_recipe()], folder=tmp_path, lengths=[30]).failures
+    fake.let(trouble={"b, 0": "slow"})
+    report = compare([small_recipe(), replace(small_recipe(), name="b")], folder=tmp_path, jobs=2)
+    assert not report.failures
+    assert [run.is_shared for row in report.rows for run in row.runs] == [False, False]

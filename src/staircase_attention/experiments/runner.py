@@ -119,7 +119,7 @@ class Run:
         self.recipe, self.folder, self.lengths = recipe, folder, lengths
         self._written = RunFolder(folder)
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_stopping = False
+        self._is_training = self._is_stopping = False
 
     @property
     def title(self) -> str:
