@@ -4,22 +4,27 @@ import contextlib
 import os
 import signal
 import socket
+import time
 
 import pytest
 import torch
 from small_runs import (
     FORKS,
     Interrupting,
+    KilledError,
     final_bytes,
     losing_a_process,
     output_of,
     small_recipe,
+    together,
+    train_or_resume,
 )
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from staircase_attention import cores
 from staircase_attention.display import Lines
 from staircase_attention.training import processes, resume, train
+from staircase_attention.training.checkpoint import CheckpointFolder
 from staircase_attention.training.run_folder import RunFolder
 
 
@@ -139,3 +144,20 @@ def test_a_process_that_is_stopped_ends_the_run_with_a_line_that_names_it(tmp_pa
     assert first.exitcode == 1
     line = "processes must respond within 2 s (training.stall_seconds), got nothing from rank 1;"
     assert line in output_of(tmp_path / "run-0").read_text()
+
+
+def set_aside_late(folder, recipe):
+    """One of two processes; the first is slower than the other to find checkpoints damaged."""
+    set_aside = CheckpointFolder.set_aside
+    CheckpointFolder.set_aside = lambda *found: (time.sleep(0.5), set_aside(*found))
+    train_or_resume(folder, recipe)
+
+
+@pytest.mark.slow
+def test_two_processes_that_find_no_whole_checkpoint_start_again_together(tmp_path):
+    with pytest.raises(KilledError):
+        train(small_recipe(), tmp_path, progress=Interrupting(2))
+    [weights] = tmp_path.glob("checkpoints/update-*/weights.safetensors")
+    weights.write_bytes(b"")
+    together(2, set_aside_late, tmp_path, small_recipe().to_plain())
+    assert RunFolder(tmp_path).read_result().status == "finished"

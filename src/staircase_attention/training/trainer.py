@@ -171,8 +171,9 @@ class Trainer:
         valid = title("valid", self.data.extent("valid", config.evaluation_tokens))
         if valid != "valid":
             self.display.say(f"during training, scores are of {valid}")
-        # From here on a run that is killed has something to resume from, and to roll back to.
-        if not self.folder.checkpoints.names():
+        # From here on a run that is killed has something to resume from, and to roll back to. All
+        # follow the first process: it may still have to set a damaged checkpoint aside.
+        if self.processes.agree(not self.folder.checkpoints.names()):
             self._save()
 
     def _restore(self, checkpoint: Checkpoint) -> dict[str, Any]:
