@@ -34,6 +34,13 @@ def test_a_run_on_text_shows_samples(text_run, tmp_path):
     assert "bits per byte" in text
 
 
+def test_losses_of_the_first_tokens_of_a_text_say_so(text_run, monkeypatch):
+    monkeypatch.setattr(page_module, "MOST_SCORED", 100)
+    drawn = images(write_page(text_run).read_text())
+    (text_run / "report.html").unlink()
+    assert "test (first 100 of " in drawn["Loss by position"]
+
+
 def test_an_lstm_has_one_pass(tmp_path):
     train(lstm_recipe(), tmp_path / "run")
     drawn = images(write_page(tmp_path / "run").read_text())

@@ -101,8 +101,9 @@ def write_page(run: Path, *, device: str | None = None) -> Path:
     split: SplitName = "valid" if result.test is None else "test"
     place, by_position = loss_by_position(loaded, split, most)
     points = Curve({number: facts["loss"] for number, facts in by_position.items()})
+    label = evaluation.title(split, loaded.data.extent(split, most))
     losses_figure = lines_figure(
-        {split: points}, title=named, is_log=True, xlabel=place.capitalize(), ylabel="Loss"
+        {label: points}, title=named, is_log=True, xlabel=place.capitalize(), ylabel="Loss"
     )
     shown = [table(_facts(result, loaded))]
     if curve:
