@@ -18,7 +18,7 @@ from staircase_attention.data.corpus import unfinished_folder
 from staircase_attention.files import sha256_of
 from staircase_attention.generation import load_stream, save_stream, stream
 from staircase_attention.training import resume, train
-from staircase_attention.training.checkpoint import CheckpointFolder, best_checkpoint
+from staircase_attention.training.checkpoint import CheckpointFolder
 from staircase_attention.training.run_folder import RunFolder
 
 
@@ -86,7 +86,7 @@ def check_run(folder, promised, whole):
     assert not saved or names[-1] >= saved[-1]
     if names:
         latest = checkpoints[names[-1]]
-        best = best_checkpoint(latest["progress"])
+        best = run.checkpoints.notes()[names[-1]]["best"]
         assert best is None or best in checkpoints
         num_bytes = latest["metrics_bytes"]
         assert (run.metrics.read_bytes() if num_bytes else b"")[:num_bytes] == whole[:num_bytes]

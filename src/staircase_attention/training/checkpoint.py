@@ -11,8 +11,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from concurrent import futures
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -165,15 +164,12 @@ class TrainingProgress:
         """The name of a checkpoint taken now."""
         return CheckpointName(num_rollbacks=self.num_rollbacks, update=self.update)
 
-
-def best_checkpoint(progress: Mapping[str, Any]) -> CheckpointName | None:
-    """The checkpoint with the best validation score, by a progress as plain data."""
-    update, num_rollbacks = progress["best_update"], progress["best_rollbacks"]
-    if update is None:
-        return None
-    if not isinstance(update, int) or not isinstance(num_rollbacks, int):
-        raise ValueError("its best checkpoint has no number")
-    return CheckpointName(num_rollbacks=num_rollbacks, update=update)
+    @property
+    def best(self) -> CheckpointName | None:
+        """The checkpoint with the best validation score."""
+        if self.best_update is None:
+            return None
+        return CheckpointName(num_rollbacks=self.best_rollbacks, update=self.best_update)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +269,7 @@ class CheckpointFolder:
     def end(self) -> None:
         """Let no checkpoint be written after this, whatever became of it."""
         if self._pending is not None:
-            futures.wait([self._pending])
+            wait([self._pending])
 
     def _publish(self, name: CheckpointName, scratch: Path, trainer: Mapping[str, Any]) -> None:
         """Let a checkpoint appear, after all its parts have been written."""
@@ -307,15 +303,18 @@ class CheckpointFolder:
         return content
 
     def notes(self) -> dict[CheckpointName, dict[str, Any]]:
-        """The plain data of all checkpoints whose plain data can be read, in order."""
+        """The plain data of all checkpoints whose plain data can be read, in order.
+
+        `best` is the name of the best checkpoint, as far as this one knows; None before any score.
+        """
         found = {}
         for name in self.names():
             try:
                 note = files.parse_json(self._content(name, TRAINER))
-                # Refuses a best that is no checkpoint, before anyone looks for it.
-                best_checkpoint(note["progress"])
+                numbers = [note["progress"][one] for one in ("best_rollbacks", "best_update")]
+                best = None if numbers[1] is None else CheckpointName(*map(int, numbers))
                 # Older versions wrote the flag under another name.
-                found[name] = {"is_healthy": note.get("is_calm"), **note}
+                found[name] = {"is_healthy": note.get("is_calm"), **note, "best": best}
             except DAMAGE:
                 # Nothing is known of it: it is neither pruned nor rolled back to.
                 continue
@@ -428,8 +427,9 @@ def _redistribute(states: list[Carried], learner: Learner) -> list[Carried]:
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors on the host, which the next update does not change."""
-    copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-    return {name: copy.contiguous() for name, copy in copies.items()}
+    return {
+        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
+    }
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:

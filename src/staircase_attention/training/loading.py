@@ -21,12 +21,7 @@ from staircase_attention.layers import Block
 from staircase_attention.models.sequence_model import without_weights
 from staircase_attention.plain import convert
 from staircase_attention.references import load_reference
-from staircase_attention.training.checkpoint import (
-    MANIFEST,
-    WEIGHTS,
-    CheckpointName,
-    best_checkpoint,
-)
+from staircase_attention.training.checkpoint import MANIFEST, WEIGHTS, CheckpointName
 from staircase_attention.training.dataset import CorpusData, Dataset, build_dataset
 from staircase_attention.training.learner import Model, NumSymbols, build_model
 from staircase_attention.training.recipe import CorpusChoice, FamilyModel, LSTMModel, Recipe
@@ -260,7 +255,7 @@ def _best(run_folder: RunFolder, names: Sequence[CheckpointName], remedy: str) -
             remedy = remedy or "name another with --checkpoint, or restore it"
             raise input_error("a checkpoint must be as it was written", received, remedy)
     # The latest account counts, unless the checkpoint that it names was set aside as damaged.
-    known = [best_checkpoint(note["progress"]) for note in notes.values()]
+    known: list[CheckpointName | None] = [note["best"] for note in notes.values()]
     if known and known[-1] not in notes and run_folder.is_finished:
         # The result is then of other weights, which count as the best.
         scored = run_folder.read_result().best_update

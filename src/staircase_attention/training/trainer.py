@@ -22,7 +22,6 @@ from staircase_attention.training.checkpoint import (
     CheckpointName,
     DamagedCheckpointError,
     TrainingProgress,
-    best_checkpoint,
 )
 from staircase_attention.training.dataset import Dataset, Position, SplitName, build_dataset
 from staircase_attention.training.learner import Learner, Outcome, build_model, precision_of
@@ -315,7 +314,7 @@ class Trainer:
         healthy = [name for name, note in notes.items() if note["is_healthy"]]
         # A run may resume from any of these, and must then find its best checkpoint.
         kept = {*list(notes)[-2:], *healthy[-1:]}
-        kept |= {best for name in kept if (best := best_checkpoint(notes[name]["progress"]))}
+        kept |= {notes[name]["best"] for name in kept}
         if every is not None:
             kept |= {name for name in notes if name.update % every == 0}
         self.folder.checkpoints.remove([name for name in notes if name not in kept])
@@ -372,10 +371,10 @@ class Trainer:
         self.folder.checkpoints.wait(self.processes)
         progress, scores = self.progress, {}
         ending: Literal["learnt", "did not learn", "diverged"] = "diverged"
-        best, best_update = best_checkpoint(asdict(progress)), progress.best_update
-        if best is not None:
+        best_update = progress.best_update
+        if progress.best is not None:
             now = f"the weights of update {progress.update:,} are scored instead"
-            checkpoint = self._read(best, otherwise=f"it was the best, and {now}")
+            checkpoint = self._read(progress.best, otherwise=f"it was the best, and {now}")
             if checkpoint is not None:
                 self.learner.load_weights(checkpoint.tensors[WEIGHTS])
             else:
