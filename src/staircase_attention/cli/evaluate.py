@@ -120,7 +120,11 @@ def evaluate(
             label = of["split"] if size is None else f"length {size:,}"
             curves.setdefault(label, {})[depth or 0] = whole[measure]
         if figure is not None:
-            draw(curves, measure.replace("_", " "), loaded.recipe.name, figure)
+            from staircase_attention.experiments.figures import Curve, lines_figure, save
+
+            lines = {label: Curve(points) for label, points in curves.items()}
+            labels = {"xlabel": "passes", "ylabel": measure.replace("_", " ")}
+            save(lines_figure(lines, title=loaded.recipe.name, is_log=True, **labels), figure)
             typer.echo(f"wrote {figure}", err=as_json)
     if not as_json:
         # For two people to compare; with --json the scores have it.
@@ -161,14 +165,6 @@ def scored(
     if isinstance(exits := getattr(model, "backend", None), ExitBackend):
         facts["mean_passes"] = exits.num_passes / exits.num_tokens
     return facts
-
-
-def draw(curves: Mapping[str, Mapping[int, float]], measure: str, title: str, file: Path) -> None:
-    """Draw scores against numbers of passes."""
-    from staircase_attention.experiments.figures import Curve, lines_figure, save
-
-    lines = {label: Curve(points) for label, points in curves.items()}
-    save(lines_figure(lines, title=title, is_log=True, xlabel="passes", ylabel=measure), file)
 
 
 def check_kind(

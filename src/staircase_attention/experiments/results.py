@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -237,7 +237,7 @@ def read_run(
     path: Path, seed: int, measure: Measure = ERROR, lengths: Sequence[int] = ()
 ) -> RunRecord:
     """One run that has begun; it is unfinished until it is scored at all `lengths`."""
-    folder, failure = RunFolder(path), beside(path, "failure.txt")
+    folder = RunFolder(path)
     with as_written("a run's metrics.jsonl", folder.metrics, "restore it from a copy"):
         lines = list(parse_lines(folder.read_metrics()))
         curve = tuple(scores(lines, "valid", measure))
@@ -249,27 +249,29 @@ def read_run(
     # A report must not fail because it is missing.
     with suppress(OSError, ValueError):
         environment = convert(dict[str, Any], read_json(folder.environment), "environment")
-    record = RunRecord(
+    known = {length: 100 * score.error for length, score in read_lengths(path).items()}
+    status: Status = "unfinished"
+    result = folder.read_result() if folder.is_finished else None
+    if result is not None and (result.test is None or {*lengths} <= known.keys()):
+        status = result.status
+    # A finished run may have failed afterwards, while other lengths were scored.
+    failure, reason = beside(path, "failure.txt"), None
+    if failure.exists():
+        status, reason = "failed", failure.read_text(encoding="utf-8").partition("\n")[0]
+    return RunRecord(
         seed=seed,
-        status="unfinished",
+        status=status,
+        result=result,
+        failure=reason,
         curve=curve,
         train=train,
         seconds=seconds,
-        lengths={length: 100 * score.error for length, score in read_lengths(path).items()},
+        lengths=known,
         is_shared=beside(path, "shared.txt").exists(),
         # Every process that trains writes a file of its own.
         num_starts=len(list(folder.tensorboard.glob("events*"))),
         environment=environment,
     )
-    if folder.is_finished:
-        result = folder.read_result()
-        is_scored = result.test is None or {*lengths} <= {*record.lengths}
-        record = replace(record, status=result.status if is_scored else "unfinished", result=result)
-    if failure.exists():
-        # A finished run may have failed afterwards, while other lengths were scored.
-        reason = failure.read_text(encoding="utf-8").partition("\n")[0]
-        record = replace(record, status="failed", failure=reason)
-    return record
 
 
 def latest_facts(path: Path) -> tuple[int, dict[str, float]]:
