@@ -1,6 +1,7 @@
 """Threads, devices and processes of a run; what becomes of it when a process is lost."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -84,6 +85,15 @@ def test_a_device_that_is_not_there_is_refused():
     assert processes.choose_device("cpu") == torch.device("cpu")
     with pytest.raises(ValueError, match="a device must be one that this machine has, got 'cuda:9"):
         processes.choose_device("cuda:99")
+
+
+def test_a_run_on_the_cpu_of_a_machine_with_a_gpu_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "A Fine GPU")
+    result = train(small_recipe(), tmp_path, device="cpu")
+    known = json.loads((tmp_path / "environment.json").read_text())
+    assert known["device"] == result.device
+    assert "CPU" in result.device
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def train(
     # Nothing is written before the data and the model are there.
     with (
         _trainer(recipe, run_folder, progress, weights, device) as trainer,
-        run_folder.started(recipe, tokeniser, **facts),
+        run_folder.started(recipe, tokeniser, trainer.device, **facts),
     ):
         trainer.processes.wait()
         trainer.display.say(f"run folder: {run_folder.path}")

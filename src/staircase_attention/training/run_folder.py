@@ -112,6 +112,7 @@ class RunFolder:
         self,
         recipe: Recipe,
         tokeniser: Tokeniser | None = None,
+        device: torch.device | None = None,
         **facts: Any,  # noqa: ANN401
     ) -> Iterator[None]:
         """A new run, whose folder stays locked; facts go to config.json.
@@ -140,7 +141,7 @@ class RunFolder:
                     files.save_folder(self.tokeniser, tokeniser.save)
                 config = {"format": FORMAT, "recipe": recipe.to_plain(), **facts}
                 # Last: a folder with a config.json is a run, one without it is not.
-                contents = {self.environment.name: environment(), self.config.name: config}
+                contents = {self.environment.name: environment(device), self.config.name: config}
                 self.write(contents, also=self.tokeniser_files())
                 self.starting.unlink()
             yield
@@ -324,8 +325,8 @@ def check_metrics(path: Path, content: bytes | None, num_bytes: int, sha256: str
         raise input_error(rule, received, remedy)
 
 
-def environment() -> dict[str, Any]:
-    """What the run ran on, as far as a result can depend on it."""
+def environment(device: torch.device | None = None) -> dict[str, Any]:
+    """What a run on this device ran on, as far as a result can depend on it."""
     packages = ("staircase-attention", "torch", "numpy", "safetensors", "triton")
     # The kernel's build is left out, since it may name a machine.
     library = "".join(platform.libc_ver())
@@ -338,14 +339,14 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": system,
         "packages": versions,
-        "device": device_name(),
+        "device": device_name(device),
         "num_threads": torch.get_num_threads(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
 
 
-def device_name() -> str:
-    """The GPU, or the processor."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+def device_name(device: torch.device | None) -> str:
+    """The GPU, or the processor; without a device, the GPU if there is one."""
+    if torch.cuda.is_available() if device is None else device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     return f"{platform.machine()} CPU, {counted(torch.get_num_threads(), 'threads')}"

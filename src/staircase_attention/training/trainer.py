@@ -396,7 +396,7 @@ class Trainer:
             num_tokens=progress.num_tokens,
             num_parameters=self.learner.model.num_parameters,
             wall_seconds=round(progress.wall_seconds, 3),
-            device=device_name(),
+            device=device_name(self.device),
             num_rollbacks=progress.num_rollbacks,
             best_update=best_update,
             valid=scores.get("valid"),
