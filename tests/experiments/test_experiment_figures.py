@@ -169,8 +169,9 @@ def test_curves_of_runs_without_a_common_update_draw_nothing_and_break_nothing()
 
 def test_lengths_are_drawn_for_rows_that_have_some():
     runs = tuple(
-        RunRecord(seed=seed, status="finished", lengths={400: 1.0 + seed, 800: 3.0 + seed})
-        for seed in (0, 1)
+        # As in the table, one that diverged counts.
+        RunRecord(seed=seed, status=status, lengths={400: 1.0 + seed, 800: 3.0 + seed})
+        for seed, status in enumerate(("finished", "diverged"))
     )
     [axes] = curve_figure([replace(LSTM, runs=runs), LSTM], "length").axes
     [mean] = [line for line in axes.get_lines() if line.get_linewidth() > 1]

@@ -213,7 +213,8 @@ def side_by_side(rows: Sequence[Row]) -> dict[str, float]:
 def curve_figure(rows: Sequence[Row], against: Literal["updates", "length"]) -> Figure | None:
     """Scores as curves: the mean over seeds, and each of several seeds as a thin line.
 
-    The mean is over finished runs or, before any is finished, over all. None: there is no data.
+    Against updates the mean is over finished runs or, before any is finished, over all. None: there
+    is no data.
     """
     is_length = against == "length"
 
@@ -225,8 +226,8 @@ def curve_figure(rows: Sequence[Row], against: Literal["updates", "length"]) -> 
         return None
     curves: dict[str, Curve] = {}
     for row, style in zip(run, row_styles([row.model for row in run]), strict=True):
-        # An unfinished run would end the mean where it stopped.
-        finished = [points_of(one) for one in row.runs if one.status == "finished"]
+        # An unfinished run would end the mean where it stopped. Of lengths the mean is the table's.
+        finished = [points_of(one) for one in row.runs if is_length or one.status == "finished"]
         seeds = [*filter(None, map(points_of, row.runs))]
         if mean := mean_points([*filter(None, finished)] or seeds, common=not is_length):
             *_, last = mean.values()
