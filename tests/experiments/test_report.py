@@ -6,6 +6,7 @@ import json
 import math
 import re
 import runpy
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from staircase_attention.experiments.report import (
     troubles,
     write_report,
 )
-from staircase_attention.experiments.results import RunRecord, latest_facts, read_runs
+from staircase_attention.experiments.results import RunRecord, latest_facts, read_run, read_runs
 from staircase_attention.training import RunResult
 
 COLLECT = Path(__file__).parents[2] / "benchmarks" / "collect_runs.py"
@@ -235,6 +236,13 @@ def test_a_report_names_the_machines_of_its_runs_wherever_it_is_written(tmp_path
     assert line.startswith("<li>Run on A Fine GPU, ")
     assert line.endswith(", torch 9.9 (2 runs)</li>")
     assert "<li>Written " in text
+
+
+def test_a_machine_that_somebody_wrote_into_a_run_later_is_not_named(small_run, tmp_path):
+    run = Path(shutil.copytree(small_run, tmp_path / "run"))
+    assert read_run(run, 0).environment["device"]
+    (run / "environment.json").write_text('{"device": "A Finer GPU"}')
+    assert read_run(run, 0).environment == {}
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

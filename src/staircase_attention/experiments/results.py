@@ -19,7 +19,7 @@ from typing import Any, Literal
 from staircase_attention.cores import watch_input
 from staircase_attention.evaluation import Score
 from staircase_attention.experiments.paper import PaperResult, Spread, paper_tables
-from staircase_attention.files import as_written, opened, parse_json, read_json, read_summed
+from staircase_attention.files import as_written, opened, parse_json, read_summed
 from staircase_attention.generation.stepper import placed
 from staircase_attention.plain import convert, from_plain
 from staircase_attention.schedules import PaperRow
@@ -248,7 +248,8 @@ def read_run(
     environment: dict[str, Any] = {}
     # A report must not fail because it is missing.
     with suppress(OSError, ValueError):
-        environment = convert(dict[str, Any], read_json(folder.environment), "environment")
+        plain = parse_json(read_summed(path, folder.environment.name))
+        environment = convert(dict[str, Any], plain, "environment")
     known = {length: 100 * score.error for length, score in read_lengths(path).items()}
     status: Status = "unfinished"
     result = folder.read_result() if folder.is_finished else None
