@@ -53,7 +53,7 @@ def test_a_run_keeps_its_number_of_threads(tmp_path, monkeypatch, unset):
     """Another load must not change the bytes of a run that is resumed."""
     monkeypatch.setattr(processes, "idle_cores", lambda: 1.9)
     train(small_recipe(), tmp_path / "run")
-    assert RunFolder(tmp_path / "run").num_threads == 2
+    assert RunFolder(tmp_path / "run").read_environment()["num_threads"] == 2
     monkeypatch.setattr(processes, "idle_cores", lambda: 4.0)
     whole = final_bytes(tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()

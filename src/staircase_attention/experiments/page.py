@@ -16,7 +16,7 @@ from staircase_attention.checks import check_integer, input_error
 from staircase_attention.data import Corpus
 from staircase_attention.display import clock
 from staircase_attention.experiments.estimate import lane_cost
-from staircase_attention.experiments.results import ERROR, LOSS, parse_lines, read_run, scores
+from staircase_attention.experiments.results import ERROR, LOSS, parse_lines, scores
 from staircase_attention.files import write_whole
 from staircase_attention.generation import SamplingConfig, TokenStream, stream_text
 from staircase_attention.generation.stepper import placed
@@ -121,7 +121,7 @@ def write_page(run: Path, *, device: str | None = None) -> Path:
         texts = samples(language, prompts(corpus))
         shown.append(listing("Samples, each after three words of the validation text", texts))
     shown.append(folded("Recipe", loaded.recipe.to_plain()))
-    shown.append(folded("Environment", dict(read_run(run, loaded.recipe.seed).environment)))
+    shown.append(folded("Environment", folder.read_environment()))
     target = run / "report.html"
     write_whole(target, page(named, shown))
     return target
@@ -149,21 +149,20 @@ def loss_by_position(
 ) -> tuple[str, dict[int, dict[str, Any]]]:
     """What positions are, and a model's scores on a split by position."""
     config, data = loaded.recipe.training, loaded.data
+    device = loaded.model.output.weight.device
     lanes = {"num_lanes": config.evaluation_lanes, "segment_length": config.segment_length}
     deal: Any = partial(data.batches, **lanes, num_tokens=num_tokens)  # type: ignore[arg-type]
     if isinstance(data, TaskData):
-        batches = data.batches(split, **lanes)
         positions = evaluation.episode_positions(data.episodes(split), **lanes)
     else:
-        tokens = data.corpus.split(split)
-        batches, positions = deal(tokens), evaluation.document_positions(tokens, deal)
+        positions = evaluation.document_positions(data.corpus.split(split), deal)
     found = evaluation.score_by_position(
         loaded.model,
-        batches,
+        deal(split),
         positions,
         carries_state=data.carries_state,
-        device=loaded.model.output.weight.device,
-        precision=precision_of(loaded.recipe, loaded.model.output.weight.device),
+        device=device,
+        precision=precision_of(loaded.recipe, device),
     )
     if isinstance(data, TaskData):
         return "position in the episode", {at: one.to_plain() for at, one in found.items()}

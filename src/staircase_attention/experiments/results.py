@@ -21,7 +21,7 @@ from staircase_attention.evaluation import Score
 from staircase_attention.experiments.paper import PaperResult, Spread, paper_tables
 from staircase_attention.files import as_written, opened, parse_json, read_summed
 from staircase_attention.generation.stepper import placed
-from staircase_attention.plain import convert, from_plain
+from staircase_attention.plain import from_plain
 from staircase_attention.schedules import PaperRow
 from staircase_attention.training import RunFolder, RunResult, TaskData, choose_device, load_run
 from staircase_attention.training.recipe import FamilyModel, Recipe, TaskChoice
@@ -248,8 +248,7 @@ def read_run(
     environment: dict[str, Any] = {}
     # A report must not fail because it is missing.
     with suppress(OSError, ValueError):
-        plain = parse_json(read_summed(path, folder.environment.name))
-        environment = convert(dict[str, Any], plain, "environment")
+        environment = folder.read_environment()
     known = {length: 100 * score.error for length, score in read_lengths(path).items()}
     status: Status = "unfinished"
     result = folder.read_result() if folder.is_finished else None

@@ -170,7 +170,8 @@ def _trainer(
     place = processes.choose_device(device)
     joined = processes.join_processes(place, recipe.training.stall_seconds)
     display = progress if progress is not None and joined.is_first else Display()
-    threads = processes.chosen_threads(place, run_folder.num_threads, display.say)
+    recorded = run_folder.read_environment().get("num_threads")
+    threads = processes.chosen_threads(place, recorded, display.say)
     space = files.needing_space("a run", run_folder.path, run_folder.clear_full_disk)
     with threads, space, processes.stop_requests() as stop:
         trainer = Trainer(recipe, run_folder, place, joined, display, stop)

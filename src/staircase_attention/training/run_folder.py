@@ -188,14 +188,15 @@ class RunFolder:
             require_trusted_code(plain, self.path)
         return Recipe.from_plain(plain)
 
-    @property
-    def num_threads(self) -> int | None:
-        """With how many threads the run began; None before that."""
+    def read_environment(self) -> dict[str, Any]:
+        """What the run began on, as `environment` gave it; nothing before that."""
         if not self.environment.exists():
-            return None
+            return {}
         with files.as_written("a run's environment.json", self.environment, "delete it"):
             plain = files.parse_json(files.read_summed(self.path, self.environment.name))
-            return None if "num_threads" not in plain else int(plain["num_threads"])
+            # Otherwise text in its place would show up only where threads are set.
+            int(plain.get("num_threads", 1))
+            return dict(plain)
 
     def write(self, contents: Mapping[str, Any], also: Iterable[str] = ()) -> None:
         """Write plain data to files by name, and record their checksums and those of others."""
