@@ -158,7 +158,7 @@ def table_cells(row: results.Row) -> dict[str, str]:
     if best is not None:
         cells["Best seed, ours"] = f"{row.value(best, 'test'):.{digits}f} (seed {best.seed})"
     if paper is not None:
-        digits = row.measure.paper_digits
+        digits -= 1
         summary = {one["row"]: f"{one['value']:.{digits}f}" for one in paper_summary()}
         cells["Valid, paper"] = _spread(paper.valid, digits)
         cells["Test, paper"] = _spread(paper.test, digits)

@@ -53,20 +53,18 @@ class Measure:
     unit: str
     scale: float = 1.0
     digits: int
-    """Decimals of our numbers."""
-    paper_digits: int
-    """Decimals of the paper's."""
+    """Decimals of our numbers; the paper's have one less."""
 
     def of(self, score: Mapping[str, Any]) -> float:
         """The number."""
         return self.scale * _number(score[self.key])
 
 
-ERROR = Measure(key="error", unit="error %", scale=100, digits=2, paper_digits=1)
-BITS = Measure(key="bits_per_byte", unit="bits per byte", digits=3, paper_digits=2)
+ERROR = Measure(key="error", unit="error %", scale=100, digits=2)
+BITS = Measure(key="bits_per_byte", unit="bits per byte", digits=3)
 # Per token: only rows of one vocabulary compare.
-PERPLEXITY = Measure(key="perplexity", unit="perplexity", digits=2, paper_digits=1)
-LOSS = Measure(key="loss", unit="loss in nats", digits=4, paper_digits=4)
+PERPLEXITY = Measure(key="perplexity", unit="perplexity", digits=2)
+LOSS = Measure(key="loss", unit="loss in nats", digits=4)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

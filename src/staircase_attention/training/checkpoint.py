@@ -42,6 +42,7 @@ RANDOM = "random"
 HEADERS = "headers"
 # What a checkpoint that is not as it was written raises; the last two, JSON of another shape.
 DAMAGE = (OSError, ValueError, LookupError, SafetensorError, TypeError, AttributeError)
+# Of a checkpoint's folder: its update, and the rollbacks before it.
 NAME = re.compile(r"update-(\d+)(?:-rollback-(\d+))?")
 
 
@@ -61,13 +62,6 @@ class CheckpointName:
     def __str__(self) -> str:
         ending = f"-rollback-{self.num_rollbacks}" if self.num_rollbacks else ""
         return f"update-{self.update:08d}{ending}"
-
-    @classmethod
-    def parse(cls, text: str) -> "CheckpointName | None":
-        """The name of a checkpoint's folder; None for any other folder."""
-        if (match := NAME.fullmatch(text)) is None:
-            return None
-        return cls(num_rollbacks=int(match[2] or 0), update=int(match[1]))
 
 
 @dataclass(slots=True)
@@ -219,8 +213,8 @@ class CheckpointFolder:
         """All checkpoints, in the order in which they were written."""
         if not self.path.is_dir():
             return []
-        found = (CheckpointName.parse(entry.name) for entry in self.path.iterdir())
-        return sorted(name for name in found if name is not None)
+        found = filter(None, (NAME.fullmatch(entry.name) for entry in self.path.iterdir()))
+        return sorted(CheckpointName(int(match[2] or 0), int(match[1])) for match in found)
 
     def save(
         self,
