@@ -41,9 +41,9 @@ SPAN = 96
 OWN = "own"
 EXPLAINED = (
     "Percent of answers that are right, at trained lengths (test strings of 20 to 40 symbols) / "
-    "mean over longer ones, up to 500; means over seeds. Guess: the best constant answer. Scores "
-    "and budget of every seed are in suite.json. Published: Delétang et al. (2023), lengths 41 to "
-    "500, after {}. Cells that could not be confirmed are empty."
+    "mean over longer ones, up to 500; means over seeds. Guess: the best constant answer. The "
+    "budget and the scores of every seed are in suite.json. Published: Delétang et al. (2023), "
+    "lengths 41 to 500, after {}. Cells that could not be confirmed are empty."
 )
 
 
