@@ -107,6 +107,18 @@ def test_a_best_checkpoint_that_is_lost_does_not_keep_a_run_from_its_end(
     assert load_run(tmp_path / "run").update == 12
 
 
+def test_the_best_weights_are_scored_though_their_optimiser_state_is_damaged(tmp_path, monkeypatch):
+    ranks = iter([1.0, 2.0, 3.0])
+    monkeypatch.setattr(
+        "staircase_attention.training.dataset.TaskData.rank", lambda *_: (next(ranks),)
+    )
+    before = train(small_recipe(), tmp_path)
+    (tmp_path / "result.json").unlink()
+    (tmp_path / "checkpoints" / "update-00000005" / "optimizer.safetensors").write_bytes(b"")
+    assert resume(tmp_path) == before
+    assert load_run(tmp_path).update == before.best_update == 5
+
+
 def test_a_damaged_result_is_refused_and_can_be_made_again(small_run, tmp_path):
     result = resume(small_run)
     run = Path(shutil.copytree(small_run, tmp_path / "run"))

@@ -186,10 +186,10 @@ class Trainer:
             noted = checkpoint.trainer
             return {"num_bytes": int(noted["metrics_bytes"]), "sha256": noted.get("metrics_sha256")}
 
-    def _read(self, name: CheckpointName, *, otherwise: str) -> Checkpoint | None:
-        """A checkpoint; a damaged one is reported and set aside."""
+    def _read(self, name: CheckpointName, *only: str, otherwise: str) -> Checkpoint | None:
+        """A checkpoint, or only these files of it; a damaged one is reported and set aside."""
         try:
-            return self.folder.checkpoints.read(name)
+            return self.folder.checkpoints.read(name, only=only)
         except DamagedCheckpointError as error:
             self.display.say(f"damaged checkpoint: {error}; {otherwise}")
             # Other processes may still be reading it: to them, too, it is damaged or gone.
@@ -374,7 +374,8 @@ class Trainer:
         best_update = progress.best_update
         if progress.best is not None:
             now = f"the weights of update {progress.update:,} are scored instead"
-            checkpoint = self._read(progress.best, otherwise=f"it was the best, and {now}")
+            otherwise = f"it was the best, and {now}"
+            checkpoint = self._read(progress.best, WEIGHTS, otherwise=otherwise)
             if checkpoint is not None:
                 self.learner.load_weights(checkpoint.tensors[WEIGHTS])
             else:
