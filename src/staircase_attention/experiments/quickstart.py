@@ -266,11 +266,13 @@ class Pace(Display):
         """Measure the speed, and stop when the decay is due with too many or too few updates."""
         self.display.advance(done, **facts)
         now, (before, then) = time.monotonic(), self.last
-        if done > before:
-            kept = max(0.0, 1 - (now - then) / self.window)
-            self.seconds, self.count = kept * self.seconds + now - then, kept * self.count + 1
-            self.wanted = self._wanted(done, (self.end_time - now) * self.count / self.seconds)
         self.last = (done, now)
+        if done <= before:
+            # A score, whose time is no update's.
+            return
+        kept = max(0.0, 1 - (now - then) / self.window)
+        self.seconds, self.count = kept * self.seconds + now - then, kept * self.count + 1
+        self.wanted = self._wanted(done, (self.end_time - now) * self.count / self.seconds)
         if self.wanted is not None and threading.current_thread() is threading.main_thread():
             self.say(f"at this speed {self.wanted:,} updates fit, not {self.num_updates:,}")
             signal.raise_signal(signal.SIGTERM)
