@@ -412,8 +412,9 @@ def test_ctrl_c_keeps_and_saves_what_was_written(language, staircase, output_of,
             signal.raise_signal(signal.SIGINT)
 
     hook = language.model.register_forward_hook(interrupt)
-    status, first, _ = staircase(*words, "--max-tokens", 9999, "--save", tmp_path / "saved")
+    status, first, said = staircase(*words, "--max-tokens", 9999, "--save", tmp_path / "saved")
     assert status == 130
+    assert said == f"saved; continue with --resume {tmp_path / 'saved'}\n"
     hook.remove()
     rest = output_of("sample", "run", "--resume", tmp_path / "saved", "--max-tokens", 9 - 4)
     both = zip(first.split("--- 1\n"), rest.split("--- 1\n"), strict=True)

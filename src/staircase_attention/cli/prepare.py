@@ -118,7 +118,7 @@ def reddit(
     missing: Annotated[
         str, typer.Option(help="Replies to missing comments: drop, cut or placeholder.")
     ] = "drop",
-    depth: Annotated[int | None, typer.Option(help="Comments in the longest path.")] = None,
+    depth: Annotated[int | None, typer.Option(help="Leave out paths of more comments.")] = None,
     filters: Annotated[
         str, typer.Option(help="Which texts to leave out: none, or roller (Roller et al., 2020).")
     ] = "none",

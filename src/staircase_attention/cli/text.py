@@ -136,6 +136,8 @@ def sample(
             save_stream(stream, save)
     typer.echo("" if is_single else "\n".join(f"--- {row}\n{texts[row]}" for row in texts))
     if request.number:
+        if save is not None:
+            typer.echo(f"saved; continue with --resume {save}", err=True)
         raise typer.Exit(128 + request.number)
 
 
