@@ -170,17 +170,6 @@ class Stream:
             return together
         return together.select([together.rows.index(row) for row in rows], rows)
 
-    def restart(self, flags: Sequence[bool]) -> "Stream":
-        """Restart the rows that are True, which must be where a period of the schedule begins."""
-        mask = torch.tensor(flags)[:, None, None, None]
-        # What is hidden gets weight zero; once cleared, not even a NaN there can come back.
-        cleared = self.map(lambda tensor: tensor.masked_fill(mask.to(tensor.device), 0.0))
-        starts = tuple(
-            self.position if is_new else start
-            for start, is_new in zip(self.starts, flags, strict=True)
-        )
-        return replace(cleared, starts=starts)._without_hidden()
-
     def _without_hidden(self) -> "Stream":
         """Without cached tokens from before all rows began, which are seen by none."""
         cached = overlap(self.cached, (range(min(self.starts), self.position),))
@@ -259,34 +248,16 @@ class State(TensorState):
     def reset(self, rows: Bool[Tensor, " batch"] | Sequence[bool]) -> "State":
         """Restart the rows that are True, as if nothing had come before."""
         mask: list[bool] = checked_mask(rows, self.batch_size).tolist()
-        streams: list[Stream] = []
-        unassigned: list[int] = []
-        for stream in self.streams:
-            flags = [mask[row] for row in stream.rows]
-            # Where a period begins, restarted rows can stay: a mask hides the past from them. A
-            # stream of which no row is left is dropped instead, and its memory with it.
-            is_aligned = stream.position % self.chunk_length == 0
-            if any(flags) and not all(flags) and is_aligned:
-                streams.append(stream.restart(flags))
-                continue
-            stay = [place for place, is_new in enumerate(flags) if not is_new]
-            unassigned += [row for row in stream.rows if mask[row]]
-            if len(stay) == len(flags):
-                streams.append(stream)
-            elif stay:
-                streams.append(stream.select(stay, [stream.rows[place] for place in stay]))
+        old = [row for row, is_new in enumerate(mask) if not is_new]
+        new = [row for row, is_new in enumerate(mask) if is_new]
+        if not new:
+            return self
+        begun = replace(self, streams=(Stream.fresh(range(len(new))),))
+        if not old:
+            return begun
         # They begin in a stream where a period begins now, or in one of their own.
-        aligned = [at for at, one in enumerate(streams) if one.position % self.chunk_length == 0]
-        if unassigned and aligned:
-            stream = streams[aligned[0]]
-            place_of = {row: place for place, row in enumerate(stream.rows)}
-            every = sorted([*stream.rows, *unassigned])
-            # New rows begin as copies of any other one; restarting clears them.
-            together = stream.select([place_of.get(row, 0) for row in every], every)
-            streams[aligned[0]] = together.restart([row not in place_of for row in every])
-        elif unassigned:
-            streams.append(Stream.fresh(sorted(unassigned)))
-        return replace(self, streams=tuple(streams))
+        together = State.join([self.select(old), begun], shifts=True)
+        return together.select(sorted(range(len(mask)), key=[*old, *new].__getitem__))
 
     @property
     def _tensors(self) -> list[Tensor]:
