@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from building import EXACT, SCHEDULES, build, random_tokens, small
 from oracle import oracle_logits
-from staircase_attention import CachedStaircase, CoreConfig, Ladder, ParallelLoop, Staircase
+from staircase_attention import (
+    CachedStaircase,
+    CoreConfig,
+    Ladder,
+    ParallelLoop,
+    Staircase,
+    State,
+)
 from staircase_attention.models import at_depth
 
 CORE = CoreConfig(width=8, num_layers=2, num_heads=2, max_distance=40)
@@ -125,3 +132,15 @@ def test_gradients_flow_through_the_last_passes_only(name, data, last):
     for parameter, mine, other in zip(parameters.values(), ours, theirs, strict=True):
         mine, other = (torch.zeros_like(parameter) if one is None else one for one in (mine, other))
         torch.testing.assert_close(mine, other, **EXACT)
+
+
+def test_a_window_that_has_yet_to_fill_up_joins_no_full_one():
+    """Of the older chunks that its rows would see, it has nothing."""
+    narrow, wide = two_depths(Staircase(chunk_size=2, num_passes=1), 1, 3)
+    batch = random_tokens(2, 20)
+    states = [at_depth(wide, narrow(batch[:1, :9])[1]), wide(batch[1:, :5])[1]]
+    pieces = [batch[:1, 9:15], batch[1:, 5:11]]
+    alone = [wide(piece, state)[0] for piece, state in zip(pieces, states, strict=True)]
+    joined = State.join(states, shifts=True)
+    together, _ = wide(torch.cat(pieces), joined)
+    torch.testing.assert_close(together, torch.cat(alone), **EXACT)

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import permutations, zip_longest
 from numbers import Integral
 from typing import Any, Self
 
@@ -129,7 +129,15 @@ class Stream:
         """Whether both can be one stream if one of them is shifted by whole periods."""
         begun = [one for one in (self, other) if min(one.starts) < one.position]
         layers = [[layer for _, layer in sorted(one.banks)] for one in begun]
-        return (self.position - other.position) % period == 0 and layers == layers[:1] * len(begun)
+        if (self.position - other.position) % period or layers != layers[:1] * len(begun):
+            return False
+        # What a bank lacks that the other stream's has must be from before its own rows began.
+        return all(
+            one.banks[mine].num_tokens
+            >= min(one.position - min(one.starts), two.banks[theirs].num_tokens)
+            for one, two in permutations(begun, 2)
+            for mine, theirs in zip(sorted(one.banks), sorted(two.banks), strict=True)
+        )
 
     def shifted(self, position: int, banks: Iterable[tuple[int, int]]) -> "Stream":
         """The same rows at a later position, with banks that are numbered as these, in order.
