@@ -3,16 +3,25 @@
 Cuts, orders, resets, gradients and cost are shown with the family's, in the files beside this one.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from building import ALTERNATE, EXACT, build, feed, models, random_tokens, tokens
+from building import ALTERNATE, EXACT, build, feed, models, random_tokens, small, tokens
 from oracle import oracle_logits
-from staircase_attention import load_state, save_state
-from staircase_attention.schedules import SCHEDULES, make_schedule, schedule_from_dict
+from staircase_attention import ParallelLoop, load_state, save_state
+from staircase_attention.schedules import (
+    SCHEDULES,
+    Order,
+    Step,
+    joined,
+    make_schedule,
+    schedule_from_dict,
+)
 
 
 def example_model():
@@ -90,3 +99,46 @@ def test_the_file_is_one_that_a_user_could_write():
     text = Path(ALTERNATE.rpartition(":")[0]).read_text()
     assert len(text.splitlines()) <= 30
     assert "staircase_attention.schedules import" in text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CachedLoop(ParallelLoop):
+    """A parallel loop in which earlier tokens are seen as they left their last pass."""
+
+    def steps(self, tokens: range, *, num_layers: int, order: Order) -> Iterator[Step]:
+        del order
+        for step in ParallelLoop.steps(self, tokens, num_layers=num_layers, order="chunk"):
+            (cell,), now = step.cells, step.tokens.start
+            first = max(0, now - self.span + 1)
+            if cell.pass_number == self.num_passes:
+                cell = replace(cell, cached="output")
+            seen = {"frozen": joined([range(first, now)]), "kept": (range(first, now + 1),)}
+            yield replace(step, cells=(cell,), retained=0, **seen)
+
+
+def looped_states(oracle, embeddings, schedule):
+    """The definition, token by token."""
+    zero = torch.zeros_like(embeddings[0])
+    before, outputs = [zero] * schedule.num_passes, {}
+    for t, embedding in enumerate(embeddings):
+        after, seen = [], range(max(0, t - schedule.span + 1), t + 1)
+        for entered in [zero, *before[:-1]]:
+            state = entered + embedding
+            for layer in range(oracle.core.num_layers):
+                state = oracle.layer_over(layer, outputs | {t: state}, {t: seen})[t]
+            after.append(state)
+        before = after
+        outputs[t] = after[-1]
+    return list(outputs.values())
+
+
+@settings(max_examples=8)
+@given(num_passes=small(1, 3), span=small(1, 5))
+def test_passes_that_lag_and_see_cached_tokens_equal_a_slow_loop(num_passes, span):
+    model, batch = build(CachedLoop(num_passes=num_passes, span=span)), random_tokens(2, 9)
+    parameters = dict(model.named_parameters())
+    expected = oracle_logits(
+        parameters, model.config, model.schedule, batch, recurrence=looped_states
+    )
+    torch.testing.assert_close(model(batch)[0], expected, **EXACT)
+    torch.testing.assert_close(feed(model, [*batch.split(4, dim=1)])[0], expected, **EXACT)

@@ -118,6 +118,9 @@ class Executor:
         for tokens, group in groupby(plan, key=lambda step: step.tokens):
             steps = list(group)
             is_free = len(tokens) == 1 and all(step.lags for step in steps[1:])
+            # Passes in one batch share a view, and the cache has no rows for several of them.
+            kinds = {(step.layers, step.retained, step.frozen) for step in steps}
+            is_free &= kinds == {(steps[0].layers, steps[0].retained, ())}
             yield from [steps] if is_free and not self.num_cut else [[step] for step in steps]
 
     def _query(
