@@ -201,20 +201,22 @@ def test_joined_states_continue_as_each_would_have():
     assert apart.lengths == (7, 7, 1, 1)
 
 
-def test_streams_that_have_come_into_step_are_joined_row_by_row():
+def test_streams_at_one_position_are_joined_row_by_row():
     model = build(CachedStaircase(chunk_size=2, num_window_chunks=3, num_passes=1))
     batch = random_tokens(4, 18)
     _, first = model(batch[:2, :6])
     _, second = model(batch[2:, :4])
+    # Its rows begin at 4 and at 6: there is less in its cache.
     _, second = model(batch[2:, 4:6], second.reset([True, False]))
-    # Caches of different lengths, which full windows make alike.
-    apart = State.join([first, second.reset([False, True])]).select([0, 2, 1, 3])
-    _, apart = model(batch[:, 6:12], apart)
-    joined = State.join([apart])
-    assert [stream.rows for stream in apart.streams] == [(0, 2), (1, 3)]
+    apart = [first, second.reset([False, True])]
+    joined = State.join(apart).select([0, 2, 1, 3])
     assert [stream.rows for stream in joined.streams] == [(0, 1, 2, 3)]
-    expected, _ = model(batch[:, 12:], apart)
-    torch.testing.assert_close(model(batch[:, 12:], joined)[0], expected, **EXACT)
+    found, joined = model(batch[[0, 2, 1, 3], 6:], joined)
+    expected = [
+        model(rows, state)[0] for rows, state in zip(batch[:, 6:].split(2), apart, strict=True)
+    ]
+    torch.testing.assert_close(found[[0, 2, 1, 3]], torch.cat(expected), **EXACT)
+    assert joined.lengths == (18, 14, 18, 12)
 
 
 def test_states_of_different_models_cannot_be_joined():

@@ -118,13 +118,6 @@ class Stream:
         starts = tuple(self.starts[place] for place in places)
         return replace(chosen, rows=tuple(rows), starts=starts)._without_hidden()
 
-    def is_in_step_with(self, other: "Stream") -> bool:
-        """Whether both hold tokens of the same positions, so that they can be one stream."""
-        mine, theirs = (
-            {key: held.num_tokens for key, held in stream.banks.items()} for stream in (self, other)
-        )
-        return self.position == other.position and self.cached == other.cached and mine == theirs
-
     def fits_beside(self, other: "Stream", period: int) -> bool:
         """Whether both can be one stream if one of them is shifted by whole periods."""
         begun = [one for one in (self, other) if min(one.starts) < one.position]
@@ -232,8 +225,9 @@ class State(TensorState):
     def join(cls, states: Sequence["State"], *, shifts: bool = False) -> "State":
         """The state of a batch made of these batches' rows, one after another.
 
-        With `shifts`, all rows at the same place of a period become one stream, which is faster:
-        they are shifted to one position, and what a longer past has before a shorter one is hidden.
+        Rows at one position become one stream, which is faster: what a longer past has before a
+        shorter one is hidden. With `shifts`, so do all rows at the same place of a period: they are
+        shifted to one position.
         """
         if not states or any(state.model != states[0].model for state in states):
             kinds = ", ".join(str(state.model) for state in states) or "none"
@@ -245,7 +239,8 @@ class State(TensorState):
                 moved = replace(stream, rows=tuple(row + num_rows for row in stream.rows))
                 # Fewer streams mean fewer, larger steps.
                 for at, one in enumerate(streams):
-                    if one.is_in_step_with(moved) or (shifts and one.fits_beside(moved, period)):
+                    is_near = shifts or one.position == moved.position
+                    if is_near and one.fits_beside(moved, period):
                         streams[at] = one.beside(moved)
                         break
                 else:
