@@ -50,10 +50,7 @@ class Row:
     @property
     def outline(self) -> range:
         """The columns from the first box to the last."""
-        return range(
-            min(box.columns.start for box in self.boxes),
-            max(box.columns.stop for box in self.boxes),
-        )
+        return range(self.boxes[0].columns.start, self.boxes[-1].columns.stop)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

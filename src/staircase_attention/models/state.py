@@ -155,12 +155,11 @@ class Stream:
         numbers = max(self, other, key=lambda one: (one.position, len(one.banks))).banks
         one, two = (stream.shifted(position, numbers) for stream in (self, other))
         num_rows = len(one.rows), len(two.rows)
-        keys = [key for key in numbers if key in one.banks or key in two.banks]
         together = replace(
             one,
             rows=one.rows + two.rows,
             starts=one.starts + two.starts,
-            banks={key: _both(one.banks.get(key), two.banks.get(key), num_rows) for key in keys},
+            banks={key: _both(one.banks.get(key), two.banks.get(key), num_rows) for key in numbers},
             cache=tuple(_both(*pair, num_rows) for pair in zip_longest(one.cache, two.cache)),
             # Whoever began earlier has cached what the other has, and more.
             cached=max(one.cached, two.cached, key=num_positions),
