@@ -108,6 +108,13 @@ def test_a_rule_that_nothing_meets_is_the_model_itself(rule, never):
     torch.testing.assert_close(always(tokens)[0], one_pass(tokens)[0], **EXACT)
 
 
+def test_another_schedule_needs_exits_of_its_own():
+    quick = with_exits(build(Ladder(num_passes=4, span=5)), "change", 0.5)
+    fewer = quick.with_schedule(Ladder(num_passes=2, span=5))
+    with pytest.raises(ValueError, match="call with_exits after with_schedule"):
+        fewer(random_tokens(1, 3))
+
+
 def test_an_lstm_has_no_exits():
     lstm = LSTMSequenceModel(vocab_size=5, output_size=5, width=4, num_layers=1)
     with pytest.raises(ValueError, match="ABAB, got an LSTM; leave it out"):

@@ -49,7 +49,7 @@ def with_exits(model: SequenceModel, rule: Rule, threshold: float) -> SequenceMo
         remedy = "use the rule change"
         raise input_error("confidence needs a core without a coda", model.config, remedy)
     copy = model.with_schedule(model.schedule)
-    copy.backend = ExitBackend(model, rule, threshold)
+    copy.backend = ExitBackend(copy, rule, threshold)
     return copy
 
 
@@ -87,6 +87,9 @@ class ExitRunner:
     """A core for one stream: it is called pass by pass, with one run of tokens after another."""
 
     def __init__(self, core: Core, exits: ExitBackend) -> None:
+        if core is not exits.model.core:
+            rule = "exits are of one schedule"
+            raise input_error(rule, "another one", "call with_exits after with_schedule")
         self.core, self.exits = core, exits
         self.freeze, self.new_cache = core.freeze, core.new_cache
         self.num_passes = getattr(exits.model.schedule, "num_passes", 1)
