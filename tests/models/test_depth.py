@@ -110,6 +110,18 @@ def test_a_window_without_a_cache_restarts_and_another_model_s_state_stays():
         assert at_depth(other, one(random_tokens(2, 9))[1]).lengths == (0, 0)
 
 
+def test_rows_that_have_just_restarted_leave_the_others_where_they_are():
+    one, other = two_depths(CachedStaircase(chunk_size=2, num_window_chunks=4, num_passes=1), 1, 2)
+    batch = random_tokens(2, 8)
+    restarted = one(batch)[1].reset([False, True]).select([1])
+    alone = one(batch[:1, :3])[1]
+    state = at_depth(other, State.join([restarted, alone]))
+    assert state.lengths == (0, 3)
+    expected = [other(batch[:1], one_row)[0] for one_row in (None, at_depth(other, alone))]
+    found, _ = other(batch[[0, 0]], state)
+    torch.testing.assert_close(found, torch.cat(expected), **EXACT)
+
+
 @pytest.mark.parametrize("name", DIALS)
 @settings(max_examples=4)
 @given(data=st.data(), last=small(1, 4))

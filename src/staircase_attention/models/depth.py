@@ -88,7 +88,7 @@ def _converted(stream: Stream, before: Schedule, model: SequenceModel) -> Stream
     tokens = range(max(0, end - reach) // after.period * after.period, end)
     wanted, kept = _follow(after, tokens, num_layers)
     # A Cached Staircase with as many passes as chunks has no cache, which any other needs.
-    if bool(kept) != bool(stream.cached):
+    if min(stream.starts) < end and bool(kept) != bool(stream.cached):
         return None
     found = _found(stream, before, tokens, num_layers)
     # Layers outside of the recurrence make one pass at any depth, and reach as far as it does.
