@@ -34,8 +34,7 @@ class Score:
     @classmethod
     def of(cls, loss: float, num_wrong: float, num_answers: int) -> "Score":
         """From sums over the answers."""
-        count = max(num_answers, 1)
-        return cls(loss=loss / count, error=num_wrong / count, num_answers=num_answers)
+        return cls(loss=loss / num_answers, error=num_wrong / num_answers, num_answers=num_answers)
 
     def to_plain(self) -> dict[str, Any]:
         """The score as plain data."""
