@@ -111,6 +111,8 @@ class Executor:
                     self._extend_cache(step, own)
                 # Without gradients this frees the step's keys and values before the next step's.
                 del past, trip, own
+            # Not among what is cut: what stays in the cache keeps its gradients.
+            self.cache.keep(steps[-1].kept)
         return torch.cat(list(hidden.values()), dim=1)
 
     def _batches(self, plan: Sequence[Step]) -> Iterator[list[Step]]:
@@ -189,7 +191,7 @@ class Executor:
                 self.banks[step.bank, layer] = latest(context, num_kept)
 
     def _extend_cache(self, step: Step, trip: Trip) -> None:
-        """Cache the cells that the timetable marks, and drop what no later step sees."""
+        """Cache the cells that the timetable marks."""
         for cell in step.cells:
             if cell.cached is not None:
                 start = cell.tokens.start - step.tokens.start
@@ -198,7 +200,6 @@ class Executor:
                 levels = trip.levels[:1] if cell.cached == "input" else trip.levels
                 new = self.core.freeze([level[:, part] for level in levels])
                 self.cache.add(new, cell.tokens)
-        self.cache.keep(step.kept)
 
 
 def compact(tensor: Tensor) -> Tensor:
