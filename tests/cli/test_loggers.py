@@ -9,7 +9,10 @@ from rich.console import Console
 from commands import call
 from staircase_attention.display import Terminal, sketch
 
-TINY = ("training.num_updates=4", "training.log_every=2", "training.evaluate_every=4")
+TINY = (
+    *("training.num_updates=4", "training.log_every=2", "training.evaluate_every=4"),
+    *("task.options.num_valid=20", "task.options.num_test=20"),
+)
 
 
 class Recorded(types.ModuleType):
