@@ -19,7 +19,7 @@ from staircase_attention.experiments import page as pages
 from staircase_attention.experiments import quickstart as steps
 from staircase_attention.experiments.page import NUM_SAMPLES
 from staircase_attention.experiments.quickstart import Pace, Quickstart, vocabulary, write_splits
-from staircase_attention.files import PARTIAL
+from staircase_attention.files import PARTIAL, sha256_of
 from staircase_attention.training import Display, StopRequested
 from staircase_attention.training.optimizer import learning_rate
 from staircase_attention.training.recipe import OptimizerConfig
@@ -154,18 +154,21 @@ def test_a_quickstart_in_a_thread_keeps_its_number_of_updates(made, monkeypatch)
 
 def test_a_folder_holds_the_quickstart_of_the_same_files(made):
     quick, _, _ = made
-    other = replace(quick, files=quick.files[:1])
-    refused = pytest.raises(InputError, match="a folder must be new, empty, or of a quickstart of")
-    for folder in (quick.folder, quick.folder / "corpus"):
-        with refused:
-            replace(other, folder=folder).run()
-    before = quick.files[1].read_text()
-    quick.files[1].write_text(before.upper())
-    try:
-        with refused:
-            quick.run()
-    finally:
-        quick.files[1].write_text(before)
+    changed = quick.folder.with_name("changed") / quick.files[1].name
+    changed.parent.mkdir()
+    changed.write_text(quick.files[1].read_text())
+    folder = quick.folder.with_name("others")
+    folder.mkdir()
+    same = {"files": [[str(changed), sha256_of(changed)]], "minutes": quick.minutes}
+    (folder / "quickstart.json").write_text(json.dumps(same))
+    changed.write_text(changed.read_text().upper())
+    for other in (
+        replace(quick, files=quick.files[:1]),
+        replace(quick, folder=quick.folder / "corpus"),
+        replace(quick, folder=folder, files=[changed]),
+    ):
+        with pytest.raises(InputError, match="a folder must be new, empty, or of a quickstart of"):
+            other.run()
 
 
 def test_many_documents_are_split_by_their_texts(tmp_path, monkeypatch):

@@ -450,7 +450,7 @@ def test_an_empty_key_is_refused(keys, capsys, monkeypatch):
 
 
 def test_a_port_that_is_taken_is_refused():
-    with serving() as server, pytest.raises(ValueError, match="a port that are free"):
+    with serving() as server, pytest.raises(ValueError, match="needs a host and a free port"):
         Server(server.service, port=int(server.url.rpartition(":")[2]))
 
 

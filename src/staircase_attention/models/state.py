@@ -257,7 +257,7 @@ class State(TensorState):
         begun = replace(self, streams=(Stream.fresh(range(len(new))),))
         if not old:
             return begun
-        # They begin in a stream where a period begins now, or in one of their own.
+        # New rows begin in a stream where a period begins now, or in one of their own.
         together = State.join([self.select(old), begun], shifts=True)
         return together.select(sorted(range(len(mask)), key=[*old, *new].__getitem__))
 

@@ -348,8 +348,8 @@ class Server(uvicorn.Server):
         try:
             self.socket = socket.create_server((host, port), family=family)
         except OSError as error:
-            rule = "a server needs an address and a port that are free"
-            raise input_error(rule, f"{host}:{port} ({error})", "choose others") from error
+            rule, received = "a server needs a host and a free port", f"{host}:{port} ({error})"
+            raise input_error(rule, received, "choose another host or port") from error
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.socket.getsockname()[1]}"
         # Five seconds to end connections in, after the last answer has ended.
         most = math.ceil(grace) + 5
