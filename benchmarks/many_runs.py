@@ -1,6 +1,6 @@
 """Runs of many recipes side by side on one GPU, for a limited time.
 
-    python benchmarks/many_runs.py benchmarks/missing_runs.json enwik8-long --jobs 2 --seconds 1600
+    python benchmarks/many_runs.py benchmarks/missing_runs.json words-long --jobs 2 --seconds 1600
 
 A plan is a JSON file of parts. A part names groups, in the order in which they begin; long runs
 come first, so that none is left alone at the end:
