@@ -1,5 +1,6 @@
 """Files of every format become the documents that they hold, from any position on."""
 
+import codecs
 import io
 import json
 import os
@@ -59,10 +60,12 @@ def test_a_long_text_comes_in_parts_that_are_cut_between_words(tmp_path, small_b
     assert len(found) > 10
     assert [document.is_continued for document in found] == [True] * (len(found) - 1) + [False]
     assert all(document.data[:1] in (b" ", b"\n") for document in found[1:])
+    (tmp_path / "a.txt").write_bytes(codecs.BOM_UTF8 + text)
+    assert whole_documents(TextSource(tmp_path / "a.txt")) == [text]
 
 
 def test_blank_lines_separate_paragraphs_and_an_overlong_one_loses_nothing(tmp_path, monkeypatch):
-    (tmp_path / "a.txt").write_text("\n\nOne\nstill one\n \t\n\nTwo\r\n\r\nThree")
+    (tmp_path / "a.txt").write_text("\ufeff\n\nOne\nstill one\n \t\n\nTwo\r\n\r\nThree")
     source = TextSource(tmp_path / "a.txt", options=PARAGRAPHS)
     assert whole_documents(source) == [b"One\nstill one", b"Two", b"Three"]
     monkeypatch.setattr(compression, "LONGEST_LINE", 150)
@@ -165,7 +168,7 @@ def test_a_changed_letter_of_a_parquet_file_with_checksums_is_damage(tmp_path):
 def test_members_of_an_archive_are_documents(tmp_path, small_blocks):
     long = text_of(5, 400).encode()
     members = {
-        "b/one.txt": b"One",
+        "b/one.txt": codecs.BOM_UTF8 + b"One",
         "c/cover.jpg": b"\xff\xd8",
         "a/two.txt": long,
         "LICENSE": b"No",

@@ -201,15 +201,21 @@ def _content(path: Path, options: ReadingOptions) -> Iterator[tuple[Document | s
         elif suffix == ".tar":
             found = _members(file)
         else:
-            found = _text_parts(file) if options.text_unit == "files" else _paragraphs(file)
+            found = _text(file, options.text_unit)
         for document in found:
             yield document, file.raw.num_stored_read
         if file.raw.damage is not None:
             raise compression.DamagedFileError(path, file.raw.damage)
 
 
-def _text_parts(file: IO[bytes]) -> Iterator[Document]:
-    """One document, in parts where it is long."""
+def _text(file: IO[bytes], unit: Unit) -> Iterator[Document]:
+    """A plain text as one document, in parts where it is long; or its paragraphs."""
+    # Some programs start a file with a byte order mark, which is not part of its content.
+    if file.peek(3).startswith(codecs.BOM_UTF8):  # type: ignore[attr-defined]
+        file.read(3)
+    if unit == "paragraphs":
+        yield from _paragraphs(file)
+        return
     for data, is_last in pieces(file.read):
         yield Document(text=data, is_continued=not is_last)
 
@@ -236,7 +242,7 @@ def _json_lines(file: IO[bytes], options: ReadingOptions) -> Iterator[Document |
             yield compression.OVERLONG
             continue
         try:
-            # Some programs start a file with a byte order mark, which is not part of its content.
+            # As above; files joined end to end have such marks inside.
             fields = json.loads(line.removeprefix(codecs.BOM_UTF8).decode())
             text = _dialogue(fields, options) or _flattened(fields[options.text_field])
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -318,7 +324,7 @@ def _members(file: compression.DecompressedFile) -> Iterator[Document | str]:
                 if not is_visible or path.suffix.lower() not in PROSE + CODE:
                     yield "members that are not text"
                 elif content := archive.extractfile(member):
-                    yield from _text_parts(content)
+                    yield from _text(content, "files")
     except tarfile.TarError as error:
         why = f"{error}, at byte {file.raw.num_stored_read:,} as stored"
         raise compression.DamagedFileError(file.name, why) from error
