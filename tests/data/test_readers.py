@@ -238,7 +238,7 @@ def test_a_suffix_is_that_of_the_content(name, suffix):
     assert readers._suffix(Path(name)) == suffix
 
 
-def test_links_to_folders_are_followed_once_and_broken_ones_named(tmp_path):
+def test_links_are_followed_once_and_broken_ones_named(tmp_path):
     (tmp_path / "in" / "a").mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "in" / "a" / "1.txt").write_text("first")
@@ -247,9 +247,11 @@ def test_links_to_folders_are_followed_once_and_broken_ones_named(tmp_path):
     (tmp_path / "in" / "again").symlink_to(tmp_path / "in" / "a")
     (tmp_path / "in" / "a" / "loop").symlink_to(tmp_path / "in")
     (tmp_path / "in" / "gone.txt").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "in" / "latest").symlink_to(tmp_path / "in" / "a" / "1.txt")
+    (tmp_path / "in" / "same.txt").symlink_to(tmp_path / "in" / "a" / "1.txt")
     source = TextSource(tmp_path / "in")
     assert whole_documents(source) == [b"first", b"second"]
-    assert [path.name for path in source.others] == ["gone.txt"]
+    assert [path.name for path in source.others] == ["gone.txt", "latest"]
 
 
 def test_a_folder_that_may_not_be_read_is_not_left_out(tmp_path, monkeypatch):

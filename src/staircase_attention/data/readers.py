@@ -150,7 +150,8 @@ def _find_files(path: Path) -> tuple[list[Path], list[Path]]:
     if not known:
         rule = "an input must be or hold .txt, .md, code, .jsonl, .parquet or .tar"
         raise input_error(rule, path, "name another, or convert it to one of these")
-    return known, others
+    # A link may lead to a file that is among them.
+    return [*{file.resolve(): file for file in known}.values()], others
 
 
 def _files_below(folder: Path, seen: set[Path]) -> Iterator[Path]:
