@@ -3,6 +3,7 @@
 Cuts, orders, resets, gradients and cost are shown with the family's, in the files beside this one.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,6 +94,23 @@ def test_it_is_named_by_its_file_in_plain_data():
     assert schedule_from_dict(plain) == schedule
     assert schedule_from_dict({"name": "staircase", **plain}) == schedule
     assert schedule.name not in SCHEDULES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListedLoop(ParallelLoop):
+    """A schedule with an option that a file can only give as a list."""
+
+    places: tuple[tuple[int, ...], ...] = ((1, 2), ())
+
+
+def test_options_that_are_tuples_come_back_from_a_file(tmp_path):
+    model = build(ListedLoop(num_passes=2, span=3))
+    plain = json.loads(json.dumps(model.schedule.to_dict()))
+    assert plain == model.schedule.to_dict()
+    assert schedule_from_dict(plain) == model.schedule
+    _, state = model(random_tokens(1, 5))
+    save_state(state, tmp_path / "state")
+    model(random_tokens(1, 5), load_state(tmp_path / "state"))
 
 
 def test_the_file_is_one_that_a_user_could_write():

@@ -142,7 +142,7 @@ class Schedule(ABC):
         is_known = SCHEDULES.get(getattr(self, "name", "")) is type(self)
         key, value = ("name", self.name) if is_known else ("reference", reference_of(type(self)))
         options = {
-            option.name: getattr(self, option.name)
+            option.name: _nested(list, getattr(self, option.name))
             for option in fields(self)  # type: ignore[arg-type]
             # States and runs that are older than an option do not have it.
             if not option.metadata.get("is_new") or getattr(self, option.name) != option.default
@@ -185,7 +185,12 @@ def make_schedule(name: str, options: Mapping[str, Any]) -> Schedule:
     """
     kind = schedule_kind(name)
     check_options(name, kind, options)
-    return kind(**options)
+    return kind(**{option: _nested(tuple, value) for option, value in options.items()})
+
+
+def _nested(kind: type[list[Any]] | type[tuple[Any, ...]], value: Any) -> Any:  # noqa: ANN401
+    """Lists for a file, or the tuples of a schedule, which never changes; others as they are."""
+    return kind(_nested(kind, part) for part in value) if isinstance(value, list | tuple) else value
 
 
 def schedule_kind(name: str) -> type[Schedule]:
