@@ -248,6 +248,14 @@ def test_frozen_parameters_are_no_hindrance():
     torch.testing.assert_close(gradient, other, **CLOSE)
 
 
+def test_tied_parameters_get_the_gradients_of_all_their_places():
+    model = build("once")
+    first, second = (layer.attention for layer in model.core.typed_layers)
+    first.value.weight = first.key.weight
+    second.query.weight = second.key.weight = first.output.weight
+    assert_equals_plain_core(model, [4, 3])
+
+
 @pytest.mark.parametrize("name", ["once", "feedback"])
 def test_a_state_of_another_dtype_is_continued_as_by_joining(name, monkeypatch):
     model = build(name)

@@ -6,7 +6,7 @@ returns the finished sums. Sums are in float32, made by products or by a fixed n
 in a fixed order: the same inputs give the same bits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,8 +27,8 @@ from staircase_attention.layers.positions import RotaryPositions
 # A product is launched for at least this many rows; fewer are collected first.
 ENOUGH_ROWS = 4096
 
-# Parameters and their gradients.
-Found = dict[Tensor, Tensor]
+# Parameters and their gradients; one that stands in two places comes twice.
+Found = Iterable[tuple[Tensor, Tensor]]
 # A sum, its norm, and the mean (of layer norms) and scale of every row.
 Level = tuple[Tensor, Tensor, Tensor | None, Tensor]
 
@@ -66,7 +66,7 @@ class SharedMatrix:
         assert self._total is not None
         parts = torch.split(self._total, [len(one) for one in self._parameters])
         self._total = None
-        return dict(zip(self._parameters, parts, strict=True))
+        return zip(self._parameters, parts, strict=True)
 
     def _sum_up(self) -> None:
         if self._total is None:
@@ -105,11 +105,11 @@ class PartialSums:
     def take(self) -> Found:
         """The finished gradients; the next ones start from zero."""
         if all(one is None for one in self._parameters):
-            return {}
+            return []
         totals = self.parts.sum(0).flatten().chunk(len(self._parameters))
         self._parts = None
         pairs = zip(self._parameters, totals, strict=True)
-        return {one: total.view(one.shape) for one, total in pairs if one is not None}
+        return [(one, total.view(one.shape)) for one, total in pairs if one is not None]
 
 
 Sums = SharedMatrix | PartialSums
@@ -335,10 +335,10 @@ class SharedCore:
 
     def take_gradients(self) -> list[Tensor | None]:
         """Those of all parameters, when every step has added its own; None: autograd finds it."""
-        found: Found = {}
+        found: dict[Tensor, Tensor] = {}
         for sums in self._sums:
-            for parameter, gradient in sums.take().items():
-                # In two places: where a bias is added, and as keys and values of frozen tokens.
+            for parameter, gradient in sums.take():
+                # In two places: tied, added as a bias, or for keys and values of frozen tokens.
                 if parameter in found:
                     found[parameter] += gradient
                 else:
