@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from building import random_tokens
+from building import WithoutSelf, random_tokens
 from examples.alternate import AlternateCached
 from staircase_attention import (
     CachedStaircase,
@@ -42,6 +42,7 @@ CACHED = {
         span=3, share_keys_values=False, memory="top", attend_self=True
     ),
     "memory network": MemoryNetwork(span=4),
+    "without itself": WithoutSelf(chunk_size=2, num_window_chunks=3, num_passes=1),
 }
 UNCACHED = {
     "staircase": Staircase(chunk_size=3, num_passes=3),

@@ -44,8 +44,8 @@ class FusedCore:
         view: View,
     ) -> Trip:
         """Take queries through some layers, each with its own past: pieces in order of time."""
-        if view.has_gaps:
-            # The kernels take keys that are neighbours in time; all others are the plain core's.
+        if view.has_gaps or (view.num_queries > 1 and not self.core.attends_self):
+            # The plain core's: keys with gaps between them, and several queries without their own.
             pieces = [[_tracked(piece) for piece in own] for own in past]
             return self.plain(hidden, layers=layers, past=pieces, view=view)
         # Where all layers see the same past, what is seen by one is seen by all.
