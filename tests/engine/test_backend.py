@@ -5,10 +5,18 @@ import copy
 import pytest
 import torch
 
-from staircase_attention import CoreConfig, FeedbackTransformer, SequenceModel, Staircase, engine
+from staircase_attention import (
+    CoreConfig,
+    FeedbackTransformer,
+    Ladder,
+    SequenceModel,
+    Staircase,
+    engine,
+)
 from staircase_attention.engine.backend import FusedBackend
 from staircase_attention.models import LSTMSequenceModel
 from staircase_attention.models.backend import PlainBackend
+from staircase_attention.models.exits import with_exits
 
 
 def build(schedule=None, *, width=32, **settings):
@@ -50,3 +58,6 @@ def test_the_plain_core_runs_what_the_fused_one_cannot(model, options):
 def test_other_models_are_left_as_they_are():
     model = LSTMSequenceModel(vocab_size=7, output_size=7, width=8, num_layers=1)
     assert engine.plain(engine.accelerate(model)) is model
+    model = with_exits(build(Ladder(num_passes=2, span=4)), "change", 0.1)
+    backend = model.backend
+    assert engine.plain(engine.accelerate(model)).backend is backend

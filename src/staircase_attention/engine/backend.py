@@ -52,7 +52,7 @@ def accelerate(model: Model) -> Model:
 
 def plain(model: Model) -> Model:
     """Undo `accelerate`: the model consists of PyTorch's operations alone."""
-    if isinstance(model, SequenceModel):
+    if isinstance(model, SequenceModel) and isinstance(model.backend, FusedBackend):
         model.backend = PlainBackend()
     return model
 
