@@ -346,6 +346,14 @@ def test_attention_has_a_dropout_of_its_own(engine, dropped):
     torch.testing.assert_close(model(tokens)[0], model.eval()(tokens)[0], **CLOSE)
 
 
+def test_layers_in_evaluation_drop_nothing_beside_others_in_training():
+    model, tokens = build("ladder", dropout=0.5), random_tokens(2, 9)
+    first, second = model.core.typed_layers
+    first.eval()
+    second.feed_forward.dropout = second.attention.dropout = 0.0
+    torch.testing.assert_close(model(tokens)[0], model.eval()(tokens)[0], **CLOSE)
+
+
 def test_second_derivatives_are_refused():
     model = build("transformer-xl")
     logits, _ = model(random_tokens(1, 4))

@@ -121,7 +121,7 @@ class FusedTrip(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         shared, layers = route.shared, route.own_layers
         seeds = None
-        if shared.dropout > 0 or shared.attention_dropout > 0:
+        if any(one.attention_dropout + one.feed_forward.dropout for one in layers):
             # Two per layer, drawn on the device from the generator that all dropout shares.
             seeds = torch.randint(2**31, (len(layers), 2), device=hidden.device)
         outputs: list[Tensor] = []

@@ -62,7 +62,7 @@ class Route:
             return None
         # Queries, keys, values [rows, ...], or queries alone where all layers share the others.
         projected = normed @ layer.projection.weight.T
-        found, logsumexp = relative_attention.forward(self._call(projected, past, seed))
+        found, logsumexp = relative_attention.forward(self._call(layer, projected, past, seed))
         return projected, found.transpose(1, 2).reshape(normed.shape), logsumexp
 
     def own_keys_values(self, attended: Attended | None) -> tuple[Tensor | None, Tensor | None]:
@@ -86,7 +86,7 @@ class Route:
         `d_own` are those of the queries' own keys and values that later steps found.
         """
         projected, found, logsumexp = kept
-        call = self._call(projected, pasts.seen[number], seed)
+        call = self._call(self.own_layers[number], projected, pasts.seen[number], seed)
         # Kernels write the gradients of queries, keys and values side by side, ready for the
         # product with the weights of all three.
         d_projected = torch.empty_like(projected)
@@ -122,6 +122,7 @@ class Route:
 
     def _call(
         self,
+        layer: SharedLayer,
         projected: Float[Tensor, "rows projections"],
         past: KeysValues | None,
         seed: Tensor | None,
@@ -150,7 +151,7 @@ class Route:
             first_query=self.view.first_query,
             span=self.view.span,
             first_visible=self.view.first_visible,
-            dropout=self.shared.attention_dropout,
+            dropout=layer.attention_dropout,
             seed=None if seed is None else seed[:1],
         )
 

@@ -173,8 +173,8 @@ class SharedFeedForward:
     The last bias is added where the next norm reads the sum.
     """
 
-    def __init__(self, own: FeedForward, dtype: torch.dtype, dropout: float) -> None:
-        self.kind, self.dropout = own.kind, dropout
+    def __init__(self, own: FeedForward, dtype: torch.dtype) -> None:
+        self.kind, self.dropout = own.kind, own.dropout if own.training else 0.0
         first = [own.gate, own.expand] if own.kind == "swiglu" else [own.expand]
         self.expand = SharedMatrix.of([one.weight for one in first], dtype)
         self.contract = SharedMatrix.of([own.contract.weight], dtype)
@@ -233,17 +233,16 @@ class SharedFeedForward:
 class SharedLayer:
     """One layer's weights in the dtype of products, and their gradients."""
 
-    def __init__(
-        self, layer: Layer, dtype: torch.dtype, dropout: float, added: Tensor | None
-    ) -> None:
+    def __init__(self, layer: Layer, dtype: torch.dtype, added: Tensor | None) -> None:
         attention = layer.attention
+        self.attention_dropout = attention.dropout if attention.training else 0.0
         projections = [one.weight for one in attention.projections]
         # It reads the sum to which the layer below adds; attention's output has no bias.
         self.attention_norm = SharedNorm(layer.attention_norm, dtype, added)
         self.projection = SharedMatrix.of(projections, dtype)
         self.output = SharedMatrix.of([attention.output.weight], dtype)
         self.feed_forward_norm = SharedNorm(layer.feed_forward_norm, dtype)
-        self.feed_forward = SharedFeedForward(layer.feed_forward, dtype, dropout)
+        self.feed_forward = SharedFeedForward(layer.feed_forward, dtype)
         # Frozen tokens have keys and values only.
         own = SharedMatrix(projections[1:], self.projection.weight[len(projections[0]) :])
         self.freezing = Freezing(self.attention_norm, own)
@@ -263,8 +262,6 @@ class SharedCore:
         """Whether all layers see the same past."""
         self.num_heads, self.num_groups = config.num_heads, config.key_value_heads
         """Heads of queries, and of keys and values."""
-        self.dropout = config.dropout if core.training else 0.0
-        self.attention_dropout = config.weight_dropout if core.training else 0.0
         self.dtype = dtype
         """Of products."""
         self.recompute = recompute
@@ -273,7 +270,7 @@ class SharedCore:
             self.layers: list[SharedLayer] = []
             for layer in core.typed_layers:
                 added = self.layers[-1].feed_forward.last_bias if self.layers else None
-                self.layers.append(SharedLayer(layer, dtype, self.dropout, added))
+                self.layers.append(SharedLayer(layer, dtype, added))
             self._sums = [sums for layer in self.layers for sums in layer.sums]
             self.freezings = [layer.freezing for layer in self.layers[: config.num_layers]]
             """One for each layer, or one for all."""
