@@ -397,6 +397,12 @@ def test_hooks_and_replaced_modules_are_honoured_by_the_plain_core():
         assert called
         handle.remove()
     assert is_fused()
+    # As libraries do that move weights to a device when they are used.
+    expand = model.core.layers[0].feed_forward.expand
+    expand.forward = expand.forward
+    assert not is_fused()
+    del expand.forward
+    assert is_fused()
     torch.nn.utils.parametrizations.weight_norm(model.core.layers[1].feed_forward.expand)
     assert not is_fused()
 

@@ -112,10 +112,10 @@ def can_run_on(device: torch.device) -> bool:
 def is_plain(module: nn.Module) -> bool:
     """Whether a module and everything in it has a type of this package, without hooks.
 
-    The engine reads weights and calls no module. A hook, an adapter around a layer or a
-    parametrised weight takes effect only where modules are called.
+    The engine reads weights and calls no module. A hook, an adapter around a layer, a `forward`
+    put in place of it or a parametrised weight takes effect only where modules are called.
     """
     return all(
-        type(one) in KINDS and not any(getattr(one, name) for name in HOOKS)
+        type(one) in KINDS and not any(vars(one).get(name) for name in ("forward", *HOOKS))
         for one in module.modules()
     )
