@@ -137,6 +137,13 @@ def test_gradients_flow_through_states_until_one_is_detached(name):
     assert_equals_plain_core(build(name), [4, 2, 3], batch_size=rows, change=detach_second)
 
 
+@pytest.mark.parametrize("name", ["twice", "global, twice"])
+def test_gradients_flow_through_states_beside_passes_that_are_cut(name):
+    model = build(name)
+    model.gradient_passes = 1
+    assert_equals_plain_core(model, [4, 3])
+
+
 MODERN = {
     "norm": "rms",
     "feed_forward": "swiglu",

@@ -118,7 +118,9 @@ def write(buffer: Buffer, start: int, handle: Tensor, pairs: Sequence[KeysValues
     A first write, from 0 on, is needed even without tokens: its backward is the last.
     """
     flat = [part for pair in pairs for part in pair]
-    following: Tensor = _Write.apply(buffer, start, handle, *flat)  # type: ignore[no-untyped-call]
+    # Steps of cut passes have no gradients, but what a buffer holds keeps its own.
+    with torch.enable_grad():
+        following: Tensor = _Write.apply(buffer, start, handle, *flat)  # type: ignore[no-untyped-call]
     return following
 
 
