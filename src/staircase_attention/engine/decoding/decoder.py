@@ -153,8 +153,8 @@ class Decoder:
     """A model and a state of it, prepared for single tokens.
 
     It computes what the model itself would, up to rounding, with hidden vectors in float32. Weights
-    are read when it is created. It updates its own memory in place; `state()` returns an ordinary
-    state at any moment. On a GPU a token is one captured graph.
+    are read when it is created: make another when they have changed. It updates its own memory in
+    place; `state()` returns an ordinary state at any moment. On a GPU a token is a captured graph.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class Decoder:
         here = model.output.weight
         if not can_run_on(here.device):
             return False
-        dtype = compute_dtype(model.output.weight)
+        dtype = compute_dtype(here)
         is_casting = torch.is_autocast_enabled(here.device.type)
         return (
             is_plain(model)

@@ -41,9 +41,10 @@ class Norm(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weights:
-    """A snapshot of all weights; those of different layers lie behind one another.
+    """All weights; those of different layers lie behind one another, in copies.
 
-    Matrices are in the dtype of products, norms and biases in float32.
+    Matrices are in the dtype of products, norms and biases in float32. What belongs to no layer
+    may be the model's own: a change of its weights asks for new ones.
     """
 
     embedding: Float[Tensor, "vocab width"]
@@ -79,11 +80,11 @@ class Weights:
     sources: tuple[Tensor, ...]
     """The model's own parameters."""
     version: int
-    """How often these had been changed when the snapshot was taken."""
+    """How often these had been changed when they were read."""
 
     @classmethod
     def of(cls, model: SequenceModel, dtype: torch.dtype) -> "Weights":
-        """A snapshot of a model's weights for products in `dtype`."""
+        """A model's weights for products in `dtype`."""
 
         def cast(parameters: list[Tensor]) -> Tensor:
             return torch.stack([one.detach().to(dtype) for one in parameters]).contiguous()
@@ -142,7 +143,7 @@ class Weights:
         return self.sources[-1] is model.output.bias and self.are_current
 
     def serve(self, model: SequenceModel, dtype: torch.dtype) -> bool:
-        """Whether a new snapshot of this model would be the same."""
+        """Whether those of this model, read now, would be the same."""
         here = tuple(model.parameters())
         is_same = len(here) == len(self.sources) and all(map(operator.is_, here, self.sources))
         is_near = self.logits.device == model.output.weight.device
