@@ -27,8 +27,6 @@ from staircase_attention.layers.positions import RotaryPositions
 # A product is launched for at least this many rows; fewer are collected first.
 ENOUGH_ROWS = 4096
 
-# Parameters and their gradients; one that stands in two places comes twice.
-Found = Iterable[tuple[Tensor, Tensor]]
 # A sum, its norm, and the mean (of layer norms) and scale of every row.
 Level = tuple[Tensor, Tensor, Tensor | None, Tensor]
 
@@ -60,8 +58,8 @@ class SharedMatrix:
         if self._num_waiting >= ENOUGH_ROWS:
             self._sum_up()
 
-    def take(self) -> Found:
-        """The finished gradients; the next ones start from zero."""
+    def take(self) -> Iterable[tuple[Tensor, Tensor]]:
+        """Parameters and finished gradients; the next ones start from zero."""
         self._sum_up()
         assert self._total is not None
         parts = torch.split(self._total, [len(one) for one in self._parameters])
@@ -102,8 +100,8 @@ class PartialSums:
             self._parts = self._new()
         return self._parts
 
-    def take(self) -> Found:
-        """The finished gradients; the next ones start from zero."""
+    def take(self) -> Iterable[tuple[Tensor, Tensor]]:
+        """Parameters and finished gradients; the next ones start from zero."""
         if all(one is None for one in self._parameters):
             return []
         totals = self.parts.sum(0).flatten().chunk(len(self._parameters))
