@@ -128,3 +128,18 @@ def test_no_setting_of_a_downloaded_run_can_name_other_code(
     (tmp_path / "state" / "trusted_code.json").write_text("damaged")
     with pytest.raises(ValueError, match="code named by a run folder"):
         load_run(packed)
+
+
+@pytest.mark.parametrize("setting", ["reference", "name"])
+def test_a_list_is_not_taken_for_the_name_of_code(setting, small_run, tmp_path, monkeypatch):
+    packed = pack(small_run, tmp_path / "packed")
+    config = json.loads((packed / "config.json").read_text())
+    # As text this is "['/evil.py:Cls']", a file in a folder that may come with the run.
+    config["recipe"]["model"]["schedule"] = {setting: ["/evil.py:Cls"]}
+    (packed / "config.json").write_text(json.dumps(config))
+    (packed / "checksums.json").unlink()
+    (tmp_path / "['").mkdir()
+    (tmp_path / "['" / "evil.py").write_text("raise SystemExit('executed')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"a schedule must be .*, got \['/evil.py:Cls'\]"):
+        load_run(packed)

@@ -195,7 +195,8 @@ def _nested(kind: type[list[Any]] | type[tuple[Any, ...]], value: Any) -> Any:  
 
 def schedule_kind(name: str) -> type[Schedule]:
     """The schedule with this name, or of this reference, as a class."""
-    if ":" in name or name.endswith(".py"):
+    # A file may have a list here, whose text would be a reference that nobody has to trust.
+    if isinstance(name, str) and (":" in name or name.endswith(".py")):
         return load_reference(name, Schedule)  # type: ignore[type-abstract]
     check_choice("a schedule", name, SCHEDULES)
     return SCHEDULES[name]
@@ -205,4 +206,4 @@ def schedule_from_dict(data: Mapping[str, Any]) -> Schedule:
     """The inverse of `Schedule.to_dict`."""
     options = dict(data)
     name, reference = options.pop("name", None), options.pop("reference", None)
-    return make_schedule(str(reference or name or ""), options)
+    return make_schedule(reference or name or "", options)
