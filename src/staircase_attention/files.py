@@ -190,7 +190,9 @@ def read_sums(folder: Path) -> dict[str, list[str]] | None:
         return None
     remedy = f"restore it, or delete it to use {folder} unverified"
     with as_written(CHECKSUMS, path, remedy):
-        return {str(name): [str(one) for one in sums] for name, sums in read_json(path).items()}
+        recorded = {name: [str(one) for one in sums] for name, sums in read_json(path).items()}
+        assert all(inside(folder, name) for name in recorded)
+        return recorded
 
 
 def read_summed(

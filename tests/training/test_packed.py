@@ -1,6 +1,8 @@
 """A packed run is small and whole, and gives the model back; so do those that are shipped."""
 
 import json
+import shutil
+from hashlib import sha256
 
 import pytest
 import torch
@@ -170,3 +172,18 @@ def test_a_checkpoint_may_be_named_by_its_number(small_run, tmp_path):
     best = load_run(small_run).update
     assert load_run(small_run, checkpoint=best).update == best
     assert load_run(pack(small_run, tmp_path / "packed"), checkpoint=best).update == best
+
+
+def test_a_run_is_packed_into_its_own_folder_only(small_run, tmp_path):
+    run = shutil.copytree(small_run, tmp_path / "downloaded" / "run")
+    for folder, content in ((tmp_path / "downloaded", "theirs"), (tmp_path / "own", "mine")):
+        folder.mkdir(exist_ok=True)
+        (folder / "notes.txt").write_text(content)
+    (run / "tokeniser").mkdir()
+    sums = json.loads((run / "checksums.json").read_text())
+    sums["tokeniser/../../notes.txt"] = [sha256(b"theirs").hexdigest()]
+    (run / "checksums.json").write_text(json.dumps(sums))
+    with pytest.raises(ValueError, match="name must stay inside its folder") as caught:
+        pack(run, tmp_path / "own" / "packed")
+    assert "\n" not in str(caught.value)
+    assert (tmp_path / "own" / "notes.txt").read_text() == "mine"
