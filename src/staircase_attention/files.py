@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from staircase_attention.checks import InputError, input_error, one_line
 
@@ -137,6 +137,13 @@ def read_file(path: Path, *, most: int | None = MOST_BYTES, follows_links: bool 
             rule = f"such a file has at most {most:,} bytes"
             raise input_error(rule, f"{path} with {size:,}", "replace it")
         return file.read(size)
+
+
+def appending(path: Path) -> BinaryIO:
+    """A file to append to. A link is refused: in a folder from elsewhere it may lead anywhere."""
+    if path.is_symlink():
+        raise input_error("a file must be a regular one", f"{path}, a link", "replace it by a copy")
+    return path.open("ab")
 
 
 def tensor_shapes(path: Path) -> dict[str, list[int]]:

@@ -183,3 +183,13 @@ def test_a_process_killed_by_the_system_leaves_no_trace(inputs, straight, tmp_pa
     killed(process)
     assert not folder.exists()
     assert contents(run(inputs, folder).folder) == straight
+
+
+def test_a_preparation_writes_to_nothing_that_a_link_leads_to(tmp_path):
+    inputs, notes = make_inputs(tmp_path / "in"), tmp_path / "notes"
+    notes.write_text("mine")
+    (tmp_path / "corpus.unfinished").mkdir()
+    (tmp_path / "corpus.unfinished" / "train-00000.bin").symlink_to(notes)
+    with pytest.raises(InputError, match=r"must be a regular one, got .*bin, a link; replace it"):
+        prepare_text(inputs, tmp_path / "corpus", tokeniser=TRAINING, held_out=SOME)
+    assert notes.read_text() == "mine"

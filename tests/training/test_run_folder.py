@@ -224,3 +224,23 @@ def test_a_damaged_config_is_called_that(small_run, tmp_path):
         ValueError, match=r"must be as it was written, got .*config.json .*; restore it"
     ):
         load_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "timing.jsonl"])
+def test_a_resumed_run_writes_to_nothing_that_a_link_leads_to(small_run, tmp_path, name):
+    folder, other = shutil.copytree(small_run, tmp_path / "run"), tmp_path / "other"
+    other.mkdir()
+    (other / "manifest.json").write_text("mine")
+    (folder / "result.json").unlink()
+    (folder / "checkpoints" / ".partial-update-00000016").symlink_to(other)
+    (folder / name).rename(other / name)
+    (folder / name).symlink_to(other / name)
+    before = (other / name).read_bytes()
+    with pytest.raises(ValueError, match=rf"must be a regular one, got .*{name}.*; replace it"):
+        resume(folder, num_updates=16)
+    assert (other / name).read_bytes() == before
+    (folder / name).unlink()
+    shutil.copy(other / name, folder / name)
+    assert resume(folder, num_updates=16).num_updates == 16
+    assert {path.name for path in other.iterdir()} == {"manifest.json", name}
+    assert (other / "manifest.json").read_text() == "mine"

@@ -33,7 +33,7 @@ from staircase_attention.cores import available_cores, in_order, worker_pool
 from staircase_attention.data import compression
 from staircase_attention.data.documents import Cursor, Document, HeldOut
 from staircase_attention.display import Display
-from staircase_attention.files import locked, read_json, write_json
+from staircase_attention.files import appending, locked, read_json, write_json
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
@@ -389,7 +389,7 @@ class Partitions:
         starts = np.cumsum(counts) - counts
         for partition in np.flatnonzero(counts).tolist():
             part = comments.slice(starts[partition], counts[partition]).combine_chunks()
-            with self.paths[partition].open("ab") as file:
+            with appending(self.paths[partition]) as file:
                 if not self.sizes[partition]:
                     file.write(SCHEMA.serialize())
                 file.writelines(batch.serialize() for batch in part.to_batches())
@@ -547,7 +547,8 @@ class RedditSource:
         for path, size in zip(partitions.paths, partitions.sizes, strict=True):
             if path.exists():
                 # What was appended after the last commit.
-                os.truncate(path, size)
+                with appending(path) as file:
+                    file.truncate(size)
         self.progress.say("reading the dumps")
         num_done = sum(dump.num_stored for dump in partitions.dumps)
         self.progress.begin("", num_done, self.total_bytes)

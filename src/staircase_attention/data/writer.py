@@ -308,7 +308,7 @@ def _joined_crc32(first: int, second: int, num_bytes: int) -> int:
 
 def _open_truncated(path: str, num_bytes: int) -> IO[bytes]:
     """Open a file for appending after its first `num_bytes`; the rest of it is dropped."""
-    file = Path(path).open("ab")  # noqa: SIM115
+    file = files.appending(Path(path))
     assert file.tell() >= num_bytes, f"{path} has lost bytes that were synced"
     file.truncate(num_bytes)
     return file

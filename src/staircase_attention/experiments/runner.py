@@ -169,7 +169,7 @@ class Run:
         failure, log = (results.beside(self.folder, one) for one in ("failure.txt", "log"))
         failure.unlink(missing_ok=True)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        log.write_bytes(b"")
+        log.unlink(missing_ok=True)
         while command := self.next_command(processes=processes):
             self._is_training = not self._written.is_finished
             with log.open("ab") as output:

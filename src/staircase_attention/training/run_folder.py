@@ -266,13 +266,14 @@ class MetricsLog:
     ) -> None:
         """Continue the metrics after their first `num_bytes`, which the checkpoint counted."""
         self._folder = folder
-        is_there = folder.metrics.exists()
-        content = files.read_file(folder.metrics, most=None) if is_there else b""
+        is_there, content = folder.metrics.exists(), b""
+        if is_there:
+            content = files.read_file(folder.metrics, most=None, follows_links=False)
         check_metrics(folder.metrics, content if is_there else None, num_bytes, sha256)
         self._sum = hashlib.sha256(content[:num_bytes])
-        self._file = folder.metrics.open("ab")
+        self._timing = files.appending(folder.timing)
+        self._file = files.appending(folder.metrics)
         self._file.truncate(min(num_bytes, self._file.tell()))
-        self._timing = folder.timing.open("a")
         # A checkpoint that counts the metrics must not outlive their name.
         files.sync(folder.path)
         # TensorBoard hides the steps that will be logged again.
@@ -303,7 +304,7 @@ class MetricsLog:
     def write_timing(self, update: int, tokens_per_second: float, wall_seconds: float) -> None:
         """Log values that depend on the clock."""
         values = {"tokens_per_second": tokens_per_second, "wall_seconds": wall_seconds}
-        self._timing.write(json.dumps({"update": update, **values}) + "\n")
+        self._timing.write(f"{json.dumps({'update': update, **values})}\n".encode())
         self._timing.flush()
         for name, value in values.items():
             self._board.add_scalar(f"timing/{name}", value, update)
