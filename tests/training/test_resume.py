@@ -20,8 +20,9 @@ from small_runs import (
     small_recipe,
 )
 
+from staircase_attention.files import checksum
 from staircase_attention.training import StopRequested, checkpoint, processes, resume, train
-from staircase_attention.training.checkpoint import CheckpointFolder
+from staircase_attention.training.checkpoint import CheckpointFolder, DamagedCheckpointError
 
 RESTARTS = {"training__restart_every": 4}
 PARTS = {
@@ -197,6 +198,19 @@ def test_a_damaged_latest_checkpoint_falls_back_to_the_one_before_and_says_so(
     resume(tmp_path / "run", progress=watching)
     assert any("damaged checkpoint" in line and "falling back" in line for line in watching.said)
     assert final_bytes(tmp_path / "run") == final_bytes(small_run)
+
+
+def test_a_checkpoint_that_claims_endless_processes_is_damaged(killed_run, tmp_path):
+    folder = CheckpointFolder(shutil.copytree(killed_run / "checkpoints", tmp_path / "copied"))
+    [*_, name] = folder.names()
+    path = folder.path / str(name)
+    trainer = json.loads((path / "trainer.json").read_text()) | {"num_processes": 10**12}
+    (path / "trainer.json").write_text(json.dumps(trainer))
+    sums = json.loads((path / "manifest.json").read_text())
+    sums["trainer.json"] = checksum((path / "trainer.json").read_bytes())
+    (path / "manifest.json").write_text(json.dumps(sums))
+    with pytest.raises(DamagedCheckpointError, match=r"process-1.safetensors"):
+        folder.read(name)
 
 
 def test_a_full_disk_ends_the_run_with_one_line_and_the_last_checkpoint_whole(
