@@ -262,6 +262,13 @@ def test_no_text_has_an_end_symbol_that_is_also_a_word(tmp_path):
     assert once_encoded(tokeniser, b"ab</s>ba").tolist() == [2, 3, 3, 2]
 
 
+def test_a_text_that_a_tokeniser_has_no_token_for_is_refused_in_one_line(tmp_path):
+    Tokenizer(models.WordLevel({"the": 0}, unk_token="none")).save(str(tmp_path / "words.json"))
+    tokeniser = from_tokenizer_json(tmp_path / "words.json")
+    with pytest.raises(InputError, match=r"must encode every text, got words-2 \(.*\); use"):
+        tokeniser.encode_batch([b"cat"])
+
+
 def test_names_of_tokenisers(tmp_path):
     assert named_tokeniser("bytes").vocab_size == 257
     assert named_tokeniser("bpe") == BytePairTraining(vocab_size=8_008)

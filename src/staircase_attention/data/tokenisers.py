@@ -174,7 +174,8 @@ class BytePairTokeniser:
         (folder / TOKENIZER_FILE).write_text(self._tokenizer.to_str(pretty=True))
 
     def _encode(self, texts: Sequence[str]) -> list[Tokens]:
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        with reading("a tokeniser must encode every text", self.name, "use another"):
+            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         # By way of `array` this takes half the time of np.array.
         return [np.frombuffer(array.array("I", one.ids), dtype=np.uint32) for one in encodings]
 
