@@ -394,6 +394,14 @@ def test_sizes_paths_and_methods_are_refused(strict):
     assert call(strict, "/health")[0] == 200
 
 
+@pytest.mark.parametrize("stop", ["x" * 1_001, ["xyz"] * 334], ids=["long", "many"])
+def test_stop_strings_that_would_hold_up_other_answers_are_refused(stop):
+    with serving() as server:
+        status, _, content = call(server, "/v1/completions", {"prompt": "a", "stop": stop})
+        assert status == 400
+        assert "at most 1,000 characters in all" in json.loads(content)["error"]["message"]
+
+
 def test_more_streams_than_allowed_are_refused_until_others_have_ended():
     with serving(max_streams=2) as server:
         client = client_of(server)

@@ -39,6 +39,8 @@ IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "pr
 ABSENT = {"best_of", "echo", "frequency_penalty", "logit_bias", "logprobs", "presence_penalty"}
 ABSENT |= {"response_format", "suffix", "tool_choice", "tools", "top_logprobs"}
 REASONS = {None: None, "max_tokens": "length", "stop_token": "stop", "stop_string": "stop"}
+# They are looked for after every token of every answer, by the thread that makes them all.
+MOST_STOP_CHARACTERS = 1_000
 # The first as OpenAI's.
 DEFAULT_TOKENS = {"completions": 16, "chat": 256}
 SESSION_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
@@ -106,6 +108,9 @@ class Job:
             rule = f"the number of prompts, times n, must be at most {limits.max_streams}"
             raise input_error(rule, number, "send fewer prompts at once, or a smaller n")
         self.stop_strings = as_stop_strings(stop if isinstance(stop, str | list) else [stop])
+        if (size := sum(map(len, self.stop_strings))) > MOST_STOP_CHARACTERS:
+            rule = f"stop strings must have at most {MOST_STOP_CHARACTERS:,} characters in all"
+            raise input_error(rule, f"{size:,}", "send fewer, or shorter ones")
         if kind == "chat":
             # A turn ends with the separator, as in the corpus, whoever says it.
             self.prompts = ["".join(turn + separator for turn in _turns(given.get("messages")))]
