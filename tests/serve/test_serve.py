@@ -457,6 +457,24 @@ def test_an_empty_key_is_refused(keys, capsys, monkeypatch):
     assert "an API key must not be empty, got ''; set it" in capsys.readouterr().err
 
 
+def test_a_page_that_somebody_visits_cannot_ask_without_a_key():
+    body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+    # What a browser sends from any page, without asking the server first.
+    headers = {"Origin": "http://elsewhere.example", "Content-Type": "text/plain"}
+    with serving() as server:
+        request = urllib.request.Request(f"{server.url}/v1/completions", body, headers)
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request)
+    assert caught.value.code == 403
+    assert "of a web page must have the server's API key" in caught.value.read().decode()
+    caught.value.close()
+    with serving(api_keys=["one"]) as server:
+        headers["Authorization"] = "Bearer one"
+        request = urllib.request.Request(f"{server.url}/v1/completions", body, headers)
+        with urllib.request.urlopen(request) as answer:
+            assert answer.status == 200
+
+
 def test_a_port_that_is_taken_is_refused():
     with serving() as server, pytest.raises(ValueError, match="needs a host and a free port"):
         Server(server.service, port=int(server.url.rpartition(":")[2]))

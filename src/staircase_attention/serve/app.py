@@ -141,6 +141,10 @@ class Service:
         if known and not any(known):
             rule, remedy = "a request must have the server's API key", "send it as a bearer token"
             raise RefusedError(401, rule, "a wrong one" if key else "none", remedy)
+        # Browsers name the page that asks. Its user may only visit it, and nobody asked for it.
+        if not known and "origin" in request.headers:
+            rule, remedy = "a request of a web page must have the server's API key", "set --api-key"
+            raise RefusedError(403, rule, "one without", remedy)
         if (rate := self.limits.rate) is None:
             return
         now, client = time.monotonic(), key if known else getattr(request.client, "host", "")
