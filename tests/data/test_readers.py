@@ -231,6 +231,21 @@ def test_markup_source_code_and_dialogues_are_texts(tmp_path):
     assert skipped_by(source) == {"broken lines in c.jsonl": 2}
 
 
+def test_no_header_of_a_tar_takes_endless_memory_and_no_member_endless_time(tmp_path):
+    claimed = tarfile.TarInfo("name")
+    claimed.type, claimed.size = tarfile.GNUTYPE_LONGNAME, 10**12
+    (tmp_path / "a.tar").write_bytes(claimed.tobuf(tarfile.GNU_FORMAT) + bytes(4096))
+    with pytest.raises(InputError, match=r"a.tar \(a header of 1,000,000,000,000 bytes, at byte"):
+        TextSource(tmp_path / "a.tar")
+    # 10^12 zeros, of which none is stored.
+    sparse = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(10**12)}
+    with tarfile.open(tmp_path / "b.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        member = tarfile.TarInfo("a.txt")
+        member.pax_headers = sparse
+        archive.addfile(member)
+    assert skipped_by(TextSource(tmp_path / "b.tar")) == {"members that are not text in b.tar": 1}
+
+
 @pytest.mark.parametrize(
     ("name", "suffix"), [("a/RC_2006-02.JSONL.zst", ".jsonl"), ("enwik8.xz", ""), ("b.tgz", ".tar")]
 )

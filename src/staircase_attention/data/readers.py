@@ -302,6 +302,14 @@ class _Member(tarfile.TarInfo):
     """A member of an archive. The library takes a damaged header for the end of the archive."""
 
     @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Member":
+        found = super().frombuf(buf, encoding, errors)
+        # Long names and the like, which the library holds whole.
+        if not (found.isfile() or found.islnk()) and found.size > compression.BLOCK_BYTES:
+            raise tarfile.ReadError(f"a header of {found.size:,} bytes")
+        return found
+
+    @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> "_Member":
         try:
             return super().fromtarfile(archive)
@@ -322,7 +330,8 @@ def _members(file: compression.DecompressedFile) -> Iterator[Document | str]:
                 # By its name, as in a folder: neither hidden nor a LICENSE.
                 path = PurePosixPath(member.name)
                 is_visible = all(map(_is_visible, path.parts))
-                if not is_visible or path.suffix.lower() not in PROSE + CODE:
+                # A sparse one may be of any size: its zeros are not stored.
+                if not is_visible or member.issparse() or path.suffix.lower() not in PROSE + CODE:
                     yield "members that are not text"
                 elif content := archive.extractfile(member):
                     yield from _text(content, "files")
