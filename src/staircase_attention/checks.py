@@ -34,9 +34,14 @@ def input_error(rule: str, received: object, remedy: str) -> InputError:
     return InputError(f"{_shown(rule)}, got {_shown(received)}; {remedy}")
 
 
+def printable(text: str) -> str:
+    """A text in one line, with what a terminal would obey spelt out."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in " ".join(text.split()))
+
+
 def _shown(value: object) -> str:
     """A value in one line that can be printed, whatever a stranger wrote into it."""
-    text = " ".join(str(value).split()).encode(errors="backslashreplace").decode()
+    text = printable(str(value))
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 

@@ -89,3 +89,15 @@ def test_a_refused_part_leaves_the_folder_that_other_parts_have_filled(tmp_path,
     threads.rmdir()
     assert call("prepare", *words) == 2
     assert not threads.exists()
+
+
+def test_the_name_of_a_file_is_no_command_to_a_terminal(tmp_path, capsys):
+    folder, name = tmp_path / "in", "a\x1b]0;owned\x07\u202e"
+    folder.mkdir()
+    (folder / f"{name}.jsonl").write_text('{"text": "one"}\nbroken\n')
+    words = ("--tokeniser", "bytes", "--valid", "0", "--test", "0", "--output", tmp_path / "out")
+    assert call("prepare", "text", folder, *words, "--quiet") == 0
+    assert r"broken lines in a\x1b]0;owned\x07\u202e.jsonl: 1" in capsys.readouterr().out
+    (folder / f"{name}.txt.gz").write_bytes(b"\x1f\x8bdamaged")
+    assert call("prepare", "text", folder, *words, "--quiet") == 2
+    assert r"in/a\x1b]0;owned\x07\u202e.txt.gz (" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from staircase_attention.checks import one_line
+from staircase_attention.checks import one_line, printable
 from staircase_attention.cli import INTERRUPTED, evaluate, experiments, runs, schedules, text
 from staircase_attention.cli.prepare import prepare
 from staircase_attention.files import FULL_DISK
@@ -122,5 +122,5 @@ def report(error: Exception) -> None:
 
 def fail(message: str) -> None:
     """Print one line and exit."""
-    typer.echo(f"staircase: {' '.join(message.split())}", err=True)
+    typer.echo(f"staircase: {printable(message)}", err=True)
     sys.exit(USER_ERROR)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from staircase_attention import data
-from staircase_attention.checks import InputError, input_error
+from staircase_attention.checks import InputError, input_error, printable
 from staircase_attention.cli.arguments import Quiet, parse_values
 from staircase_attention.display import choose_display, counted
 from staircase_attention.files import check_can_hold
@@ -193,4 +193,4 @@ def show(corpus: "data.Corpus") -> None:
         )
     for source in corpus.manifest.preparation.sources:
         for what, count in source.skipped.items():
-            typer.echo(f"skipped: {what}: {count:,}")
+            typer.echo(f"skipped: {printable(what)}: {count:,}")

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from staircase_attention.checks import InputError, check_integer, input_error
+from staircase_attention.checks import InputError, check_integer, input_error, printable
 from staircase_attention.cores import in_order
 from staircase_attention.data import corpus, tokenisers
 from staircase_attention.data.compression import open_decompressed
@@ -104,7 +104,8 @@ def report_files(source: TextSource, progress: Display) -> None:
     notes = ("skipped: {} of other kinds", source.others), ("not UTF-8: {}", source.not_utf8)
     for note, found in notes:
         if found:
-            progress.say(f"{note.format(counted(len(found), 'files'))}, such as {found[0]}")
+            noted = note.format(counted(len(found), "files"))
+            progress.say(printable(f"{noted}, such as {found[0]}"))
 
 
 def prepare_enwik8(
