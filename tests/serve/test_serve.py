@@ -465,8 +465,11 @@ def test_a_page_that_somebody_visits_cannot_ask_without_a_key():
         request = urllib.request.Request(f"{server.url}/v1/completions", body, headers)
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(request)
-    assert caught.value.code == 403
-    assert "of a web page must have the server's API key" in caught.value.read().decode()
+    assert caught.value.code == 401
+    assert (
+        "must have the server's API key, got a web page's, no --api-key; send it"
+        in caught.value.read().decode()
+    )
     caught.value.close()
     with serving(api_keys=["one"]) as server:
         headers["Authorization"] = "Bearer one"

@@ -138,13 +138,11 @@ class Service:
         # Some write bearer. All keys are compared, so that time tells nothing.
         key = request.headers.get("authorization", "")[len("Bearer ") :]
         known = [hmac.compare_digest(key.encode(), one) for one in self.api_keys]
-        if known and not any(known):
+        # Browsers name the page that asks: without a key, any page that is visited could.
+        if not any(known) and (known or "origin" in request.headers):
             rule, remedy = "a request must have the server's API key", "send it as a bearer token"
-            raise RefusedError(401, rule, "a wrong one" if key else "none", remedy)
-        # Browsers name the page that asks. Its user may only visit it, and nobody asked for it.
-        if not known and "origin" in request.headers:
-            rule, remedy = "a request of a web page must have the server's API key", "set --api-key"
-            raise RefusedError(403, rule, "one without", remedy)
+            received = "a wrong one" if key else "none" if known else "a web page's, no --api-key"
+            raise RefusedError(401, rule, received, remedy)
         if (rate := self.limits.rate) is None:
             return
         now, client = time.monotonic(), key if known else getattr(request.client, "host", "")
