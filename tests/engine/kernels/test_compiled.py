@@ -200,12 +200,14 @@ def decode(
     positions: str,
     *,
     num_tokens: int = 1,
+    width: int = 512,
     **settings,
 ) -> None:
-    """Every launch of a token, or several, of a model as wide as the paper's."""
+    """Every launch of a token, or several. Wider models take longer to compile."""
     from staircase_attention.engine.decoding.launches import Launches
 
-    core = CoreConfig(width=1024, num_layers=1, num_heads=8, positions=positions, **settings)
+    shape = {"width": width, "num_layers": 1, "num_heads": width // 128}
+    core = CoreConfig(**shape, positions=positions, **settings)
     model = SequenceModel(vocab_size=300, core=core, schedule=schedule).to(dtype)
     stream = model.initial_state(rows).streams[0]
     memory = DecoderMemory(model, stream, measured(schedule, core.depth), dtype)
@@ -241,8 +243,9 @@ def main() -> None:
     launch_row_kernels(1, 256)
     launch_gated_product(64, 256)
     launch_gated_product(1, 512)
-    decode(TransformerXL(span=256), 1, torch.bfloat16, "relative", num_tokens=4)
-    decode(FeedbackTransformer(span=256), 64, torch.bfloat16, "relative")
+    # As wide as the paper's widest.
+    decode(TransformerXL(span=256), 1, torch.bfloat16, "relative", num_tokens=4, width=1024)
+    decode(FeedbackTransformer(span=256), 64, torch.bfloat16, "relative", width=1024)
     cached = CachedStaircase(chunk_size=32, num_window_chunks=8, num_passes=2)
     decode(cached, 8, torch.float32, "rotary")
     modern = {"norm": "rms", "feed_forward": "swiglu", "num_key_value_heads": 2, "bias": False}
