@@ -31,6 +31,7 @@ from staircase_attention.generation import (
     stream_text,
 )
 from staircase_attention.generation.saved_stream import HEADER
+from staircase_attention.models import with_exits
 
 each_model = pytest.mark.parametrize("model", some_models(), ids=name)
 
@@ -145,3 +146,17 @@ def test_a_stream_is_saved_only_where_a_folder_is(tmp_path):
     tokens = stream(lstm(), [1, 2], max_tokens=3)
     with pytest.raises(ValueError, match="a stream must be a file in a folder that can be writ"):
         save_stream(tokens, tmp_path / "absent" / "stream.safetensors")
+
+
+def test_a_stream_with_exits_continues_with_the_same_exits_only(tmp_path):
+    model = build(Ladder(num_passes=3, span=4)).eval()
+    quick, path = with_exits(model, "change", 0.9), tmp_path / "stream.safetensors"
+    tokens = stream(quick, [1, 2, 3], max_tokens=None)
+    tokens.take(5)
+    save_stream(tokens, path)
+    expected = list(islice(tokens, 8))
+    assert list(islice(load_stream(path, with_exits(model, "change", 0.9)), 8)) == expected
+    message = r"change=0\.9\) for .* the same passes and exits"
+    for other in (model, with_exits(model, "change", 0.5)):
+        with pytest.raises(ValueError, match=message):
+            load_stream(path, other)

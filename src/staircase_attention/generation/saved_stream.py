@@ -20,6 +20,7 @@ from staircase_attention.generation.sampling import SamplingConfig
 from staircase_attention.generation.stepper import Model, Stepper, accelerate, device_of
 from staircase_attention.generation.stream import Decode, NewToken, TokenStream
 from staircase_attention.models import put_together, take_apart
+from staircase_attention.models.exits import ExitBackend
 from staircase_attention.models.sequence_model import describe
 from staircase_attention.models.state_file import read_sealed, write_sealed
 from staircase_attention.plain import convert, from_plain
@@ -88,7 +89,8 @@ def load_stream(path: PathLike, model: Model, *, decode: Decode | None = None) -
         other = "with other weights or another dtype" if is_same_shape else f"for {describe(own)}"
         rule = "a stream continues only with its own model and weights"
         received = f"{path} of {described} {other}"
-        raise input_error(rule, received, "load the checkpoint it was made with")
+        remedy = "load the checkpoint it was made with, with the same passes and exits"
+        raise input_error(rule, received, remedy)
     if header["text"] is not None and decode is None:
         raise input_error("a stream of text continues with its decode", "none", "pass decode")
     accelerate(model)
@@ -121,8 +123,12 @@ def load_stream(path: PathLike, model: Model, *, decode: Decode | None = None) -
 
 
 def identity(model: Model) -> dict[str, Any]:
-    """A model's shape as plain data."""
-    return {**model.signature, "vocab_size": model.vocab_size, "output_size": model.output_size}
+    """A model's shape as plain data, and its exits, which change what it says."""
+    exits = getattr(model, "backend", None)
+    sizes = {"vocab_size": model.vocab_size, "output_size": model.output_size}
+    if isinstance(exits, ExitBackend):
+        return {**model.signature, **sizes, exits.rule: float(exits.threshold)}
+    return {**model.signature, **sizes}
 
 
 def fingerprint(model: Model) -> str:
