@@ -134,6 +134,12 @@ def test_products_are_made_for_the_tokens_that_stay():
     assert sum(sizes) == quick.backend.num_passes
 
 
+def test_confidence_after_a_pass_is_not_that_after_a_coda():
+    core = CoreConfig(width=8, num_layers=1, num_heads=2, num_coda_layers=2)
+    with pytest.raises(ValueError, match=r"got num_coda_layers=2; use the rule change$"):
+        with_exits(build(Ladder(num_passes=2, span=4), core), "confidence", 0.5)
+
+
 @pytest.mark.parametrize(
     ("schedule", "rule", "threshold", "message"),
     [

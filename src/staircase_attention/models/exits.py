@@ -45,9 +45,9 @@ def with_exits(model: SequenceModel, rule: Rule, threshold: float) -> SequenceMo
         raise input_error("exits are for Ladders in the order ABAB", schedule, "leave it out")
     if model.memory_shapes:
         raise input_error("exits are for built-in layers", "custom blocks", "leave them out")
-    if rule == "confidence" and model.config.num_coda_layers:
-        remedy = "use the rule change"
-        raise input_error("confidence needs a core without a coda", model.config, remedy)
+    if rule == "confidence" and (num := model.config.num_coda_layers):
+        received = f"num_coda_layers={num}"
+        raise input_error("confidence needs a core without a coda", received, "use the rule change")
     copy = model.with_schedule(model.schedule)
     copy.backend = ExitBackend(copy, rule, threshold)
     return copy
