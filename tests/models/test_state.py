@@ -139,9 +139,11 @@ def test_rows_reset_where_a_chunk_begins_share_one_stream_and_others_do_not():
     assert inside.reset([True, True]).num_bytes == 0
 
 
-def test_a_state_of_fewer_rows_than_none_is_refused():
-    with pytest.raises(ValueError, match="batch_size must be an integer of at least 0, got -1"):
-        build(Staircase(chunk_size=3, num_passes=2)).initial_state(-1)
+@pytest.mark.parametrize("batch_size", [-1, 0])
+def test_a_state_without_rows_is_refused(batch_size):
+    model = build(Staircase(chunk_size=3, num_passes=2))
+    with pytest.raises(ValueError, match=f"an integer of at least 1, got {batch_size};"):
+        model.initial_state(batch_size)
 
 
 def test_rows_that_begin_where_others_have_a_chunk_share_their_stream():

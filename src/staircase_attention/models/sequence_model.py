@@ -227,7 +227,7 @@ class SequenceModel(nn.Module):
 
     def initial_state(self, batch_size: int) -> State:
         """The state of streams that have not begun."""
-        check_integer("batch_size", batch_size, minimum=0, example=2)
+        check_integer("batch_size", batch_size, minimum=1, example=2)
         streams = (Stream.fresh(range(batch_size)),)
         return State(model=self.signature, chunk_length=self.schedule.period, streams=streams)
 
