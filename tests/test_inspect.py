@@ -120,7 +120,12 @@ def test_the_lens_has_every_pass_of_every_token():
             assert place.probabilities[number] == pytest.approx(chances[answers[at]].item())
             assert place.likeliest[number][0][0] == "abcde"[chances.argmax()]
     assert lens_table(places).row_count == 41
-    assert [len(axes.texts) for axes in lens_figure(places, title="x").axes[:2]] == [96, 24]
+    first, second, _ = lens_figure(places, title="x").axes
+    assert [len(axes.texts) for axes in (first, second)] == [96, 24]
+    # Where nothing is asked no colour says that the model was wrong.
+    hidden = first.images[0].get_array().mask
+    assert hidden[:, 0].all()
+    assert not hidden[:, 1:].any()
 
 
 def test_dollar_signs_in_a_picture_of_the_lens_are_tokens_and_no_formulas(tmp_path):

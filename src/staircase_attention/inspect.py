@@ -294,7 +294,8 @@ def lens_figure(places: Sequence[Place], *, title: str) -> "Figure":
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(len(bands), squeeze=False)[:, 0]
     for axes, band in zip(grid, bands, strict=True):
-        chances = np.array([[one or 0.0 for one in place.probabilities] for place in band]).T
+        # Without an answer there is none; nan is drawn as white.
+        chances = np.array([place.probabilities for place in band], dtype=float).T
         picture = axes.imshow(chances, origin="lower", aspect="auto", cmap="YlGn", vmin=0, vmax=1)
         for at, place in enumerate(band):
             for number, [(word, _), *_] in enumerate(place.likeliest):
