@@ -148,6 +148,14 @@ def test_export_writes_what_transformers_reads(output_of, text_run, tmp_path):
     assert model(words).logits.shape[-1] == 257
 
 
+def test_an_export_without_transformers_says_what_to_install(
+    refused, text_run, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    line = refused("export", text_run, tmp_path / "new")
+    assert "needs the package transformers, got none installed; run pip install" in line
+
+
 def test_an_export_without_space_is_one_line_and_leaves_nothing(
     refused, text_run, tmp_path, monkeypatch
 ):

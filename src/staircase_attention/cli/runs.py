@@ -240,6 +240,7 @@ def export(
         )
         typer.echo(f"wrote {folder / 'step.onnx'}")
         return
+    import_extra("transformers", needed_for="an export to Transformers", extra="huggingface")
     from staircase_attention.huggingface import export as export_model
 
     language = training.load_language_model(run, checkpoint=checkpoint, trust_code=trust_code)
