@@ -48,6 +48,14 @@ def test_a_number_is_held_for_as_many_updates_as_asked_for(kind):
     assert drawn == [number for number in drawn[::5] for _ in range(5)]
 
 
+@pytest.mark.parametrize("kind", ["uniform", "poisson"])
+@pytest.mark.parametrize("hold", [2, 5, 8])
+def test_a_number_is_held_while_the_largest_one_grows(kind, hold):
+    config = PassesConfig(kind=kind, most=8, mean=6.0, hold=hold, growth_part=0.5)
+    drawn = [config.draw(update, 200, seed=1) for update in range(200)]
+    assert drawn == [number for number in drawn[::hold] for _ in range(hold)]
+
+
 def test_poisson_numbers_have_the_mean_that_is_asked_for():
     config = PassesConfig(kind="poisson", mean=4.0, most=64)
     drawn = [config.draw(update, 4000, seed=0) for update in range(4000)]

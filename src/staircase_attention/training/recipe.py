@@ -189,8 +189,8 @@ class PassesConfig:
         if self.kind in ("fixed", "parts"):
             return None
         first, last = self.numbers[0], self.numbers[-1]
-        grown = min(1.0, (update + 1) / max(1.0, self.growth_part * num_updates))
         held = update // self.hold
+        grown = min(1.0, (held * self.hold + 1) / max(1.0, self.growth_part * num_updates))
         if self.kind == "poisson":
             generator = np.random.default_rng((seed, held))
             # The mean of a log-normal number is exp(mu + deviation² / 2).
