@@ -194,9 +194,11 @@ def test_bits_a_byte_of_the_first_tokens_are_those_of_their_bytes(tmp_path):
     assert 20 / num_bytes != pytest.approx(whole.num_tokens / whole.num_bytes, rel=1e-3)
 
 
-def test_one_token_of_episodes_cannot_be_scored(corpus):
-    with pytest.raises(ValueError, match=r"evaluation_tokens must be at least 2 .*, got 1; use"):
-        text_recipe(corpus, form="episodic", training__evaluation_tokens=1)
+@pytest.mark.parametrize("setting", ["evaluation_tokens", "segment_length"])
+def test_one_token_of_an_episode_asks_for_nothing(setting, corpus):
+    with pytest.raises(ValueError, match=rf"{setting} must be at least 2 .*, got 1; use more"):
+        text_recipe(corpus, form="episodic", **{f"training__{setting}": 1})
+    assert getattr(text_recipe(corpus, **{f"training__{setting}": 1}).training, setting) == 1
 
 
 def test_texts_do_not_grow(corpus):

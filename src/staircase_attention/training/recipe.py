@@ -277,12 +277,12 @@ class Recipe:
             raise input_error(rule, first_tokens, "leave it out, only episodes of tasks grow")
         if isinstance(self.task, TaskChoice) and tokens is not None:
             rule = "training.evaluation_tokens is for a corpus"
-            received = f"{tokens} with a task"
-            raise input_error(rule, received, "leave it out, or use a task with fewer episodes")
-        if tokens == 1 and getattr(self.task, "form", None) == "episodic":
-            rule = "training.evaluation_tokens must be at least 2 for a corpus of form episodic"
-            remedy = "use more, since the first token of an episode is not predicted"
-            raise input_error(rule, tokens, remedy)
+            raise input_error(rule, f"{tokens} with a task", "leave it out, or use fewer episodes")
+        for name in ("evaluation_tokens", "segment_length"):
+            if getattr(self.training, name) == 1 and getattr(self.task, "form", "") == "episodic":
+                rule = f"training.{name} must be at least 2 for a corpus of form episodic"
+                remedy = "use more, since the first token of an episode is not predicted"
+                raise input_error(rule, 1, remedy)
         # Runs without a folder of their own are kept under this name.
         path = PurePosixPath(self.name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
