@@ -27,6 +27,7 @@ from staircase_attention.display import Lines
 from staircase_attention.training import processes, resume, train
 from staircase_attention.training.checkpoint import CheckpointFolder
 from staircase_attention.training.run_folder import RunFolder
+from staircase_attention.training.trainer import Trainer
 
 
 @pytest.fixture
@@ -161,6 +162,14 @@ def set_aside_late(folder, recipe):
     set_aside = CheckpointFolder.set_aside
     CheckpointFolder.set_aside = lambda *found: (time.sleep(0.5), set_aside(*found))
     train_or_resume(folder, recipe)
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_every_process_refuses_what_one_of_them_has_too_few_lanes_for(rank, tmp_path):
+    recipe = small_recipe(training__num_lanes=6, training__num_micro_batches=2)
+    place, joined = torch.device("cpu"), processes.Processes(rank=rank, count=4)
+    with pytest.raises(ValueError, match="the lanes of every process, got 2 for 1; change"):
+        Trainer(recipe, RunFolder(tmp_path), place, joined, Lines(), processes.StopRequest())
 
 
 @pytest.mark.slow

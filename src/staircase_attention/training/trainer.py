@@ -52,9 +52,9 @@ class Trainer:
     def __post_init__(self) -> None:
         self.config, recipe, processes = self.recipe.training, self.recipe, self.processes
         self.own_lanes = lanes_of_process(processes.rank, processes.count, self.config.num_lanes)
-        if len(self.own_lanes) < self.config.num_micro_batches:
-            rule = "training.num_micro_batches must be at most the lanes of a process"
-            received = f"{self.config.num_micro_batches} for {len(self.own_lanes)}"
+        if (fewest := self.config.num_lanes // processes.count) < self.config.num_micro_batches:
+            rule = "training.num_micro_batches must be at most the lanes of every process"
+            received = f"{self.config.num_micro_batches} for {fewest}"
             raise input_error(rule, received, "change one of them")
         self.data: Dataset = build_dataset(recipe)
         # The same initial weights in every process; dropout then differs between them.
