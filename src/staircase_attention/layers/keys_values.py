@@ -1,12 +1,12 @@
 """Keys and values that queries attend to: between steps, in states and in the cache."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from staircase_attention.schedules import joined, overlap
 
@@ -128,8 +128,9 @@ class Cache:
             return
         num_held, num_new = self._held[0].num_tokens, new[0].num_tokens
         if self._stop + num_new > self._rooms[0].num_tokens:
-            larger = partial(_with_room, num_tokens=2 * (num_held + num_new))
-            self._rooms, self._stop = [held.map(larger) for held in self._held], num_held
+            behind = (0, 0, 0, num_held + 2 * num_new)
+            self._rooms = [held.map(lambda part: pad(part, behind)) for held in self._held]
+            self._stop = num_held
         for room, pair in zip(self._rooms, new, strict=True):
             for place, tensor in zip(room, pair, strict=True):
                 place[:, :, self._stop : self._stop + num_new].copy_(tensor)
@@ -142,16 +143,6 @@ class Cache:
         if len(places) != 1 or places[0].stop != self._held[0].num_tokens:
             self._rooms = []
         self._held = [held.parts(places) for held in self._held]
-
-
-def _with_room(
-    held: Float[Tensor, "batch heads time size"], num_tokens: int
-) -> Float[Tensor, "batch heads num_tokens size"]:
-    """What is held, at the beginning of memory for more tokens."""
-    batch, heads, num_held, size = held.shape
-    room = held.new_empty(batch, heads, num_tokens, size)
-    room[:, :, :num_held].copy_(held)
-    return room
 
 
 def places_among(stored: tuple[range, ...], positions: tuple[range, ...]) -> tuple[range, ...]:
