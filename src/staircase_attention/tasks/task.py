@@ -176,13 +176,9 @@ def reset_episodes(symbols: Integers, answers: Integers) -> Episodes:
 
     Symbols and answers are (num_steps, num_episodes); symbol s becomes input s + 1.
     """
-    num_steps, num_episodes = symbols.shape
-    inputs = np.zeros((num_episodes, num_steps + 1), dtype=np.int32)
-    targets = np.full_like(inputs, IGNORED)
-    inputs[:, 1:] = symbols.T
-    inputs[:, 1:] += 1
-    targets[:, 1:] = answers.T
-    return Episodes.from_grid(inputs, targets)
+    start = ((0, 0), (1, 0))
+    inputs = np.pad(symbols.T.astype(np.int32) + 1, start)
+    return Episodes.from_grid(inputs, np.pad(answers.T, start, constant_values=IGNORED))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
