@@ -40,9 +40,7 @@ if TYPE_CHECKING:
 else:
     pa = import_extra("pyarrow", needed_for="Reddit")
 
-Form = Literal["paths", "leaves"]
 Gap = Literal["drop", "cut", "placeholder"]
-Filters = Literal["none", "roller"]
 
 # Changes when files in a work folder get another meaning.
 FORMAT = 4
@@ -105,7 +103,7 @@ class Status(IntEnum):
 class RedditOptions:
     """What an example is: a comment that has a text, with all comments that lead to it."""
 
-    form: Form = "paths"
+    form: Literal["paths", "leaves"] = "paths"
     """'paths': every example, as in the paper; a comment is repeated for each comment below it.
     'leaves': only those that are not the beginning of another."""
     removed: Gap = "drop"
@@ -118,7 +116,7 @@ class RedditOptions:
     """Comments in the longest path; deeper comments are not examples. None for no limit."""
     bots: str | None = BOTS
     """A regular expression for the names of authors to leave out; None for nobody."""
-    filters: Filters = "none"
+    filters: Literal["none", "roller"] = "none"
     """'roller' leaves out texts by the rules of Roller et al. (2020), which the paper cites, that
     need only the text. Not here: at most 128 BPE tokens, which needs their tokeniser, and English
     subreddits, which needs their list. Their limit on depth is `maximum_depth=7`."""

@@ -7,12 +7,6 @@ from typing import Any, Literal
 from staircase_attention.checks import check_fields, input_error
 from staircase_attention.schedules import Depth
 
-# How a core knows distances: a learned table after Shaw et al., or rotary angles.
-Positions = Literal["relative", "rotary"]
-Norm = Literal["layer", "rms"]
-FeedForwardKind = Literal["relu", "gelu", "swiglu"]
-Injection = Literal["none", "add", "normed", "gated"]
-
 # Numbers that an error suggests.
 EXAMPLES = {
     "width": 512,
@@ -45,13 +39,13 @@ class CoreConfig:
     of dropout."""
     embedding_dropout: float = field(default=0.0, metadata={"below": 1})
     """Probability of dropping an element of a token's embedding."""
-    positions: Positions = "relative"
-    """A learned table of distances, or rotary angles."""
+    positions: Literal["relative", "rotary"] = "relative"
+    """How it knows distances: a learned table after Shaw et al., or rotary angles."""
     max_distance: int | None = None
     """Rows of the relative table; None: as many as the schedule reaches back."""
-    norm: Norm = "layer"
+    norm: Literal["layer", "rms"] = "layer"
     """LayerNorm or RMSNorm."""
-    feed_forward: FeedForwardKind = "relu"
+    feed_forward: Literal["relu", "gelu", "swiglu"] = "relu"
     """W2 relu(W1 x), W2 gelu(W1 x), or W2 (silu(W0 x) * W1 x)."""
     num_key_value_heads: int | None = None
     """Heads of keys and values, each shared by as many query heads; None: num_heads."""
@@ -63,7 +57,7 @@ class CoreConfig:
     """Layers that a token goes through once, before it enters the recurrence."""
     num_coda_layers: int = field(default=0, metadata={"minimum": 0})
     """Layers that a token goes through once, after it has left the recurrence."""
-    injection: Injection = "none"
+    injection: Literal["none", "add", "normed", "gated"] = "none"
     """How every pass after the first sees what entered the recurrence: not at all, added to its
     state or to the norm of it, or in the share that a learned gate lets through."""
     reference: str | None = None

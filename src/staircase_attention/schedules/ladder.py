@@ -8,9 +8,6 @@ from staircase_attention.checks import input_error
 from staircase_attention.schedules.schedule import PaperRow, Schedule, runs
 from staircase_attention.schedules.timetable import Cell, Order, Step
 
-# Repeat the whole core, or each layer in turn.
-LayerOrder = Literal["ABAB", "AABB"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RungSchedule(Schedule):
@@ -71,7 +68,7 @@ class Ladder(RungSchedule):
 
     num_passes: int
     """N: how often the core, or each layer of it, is applied."""
-    order: LayerOrder = "ABAB"
+    order: Literal["ABAB", "AABB"] = "ABAB"
     """ABAB repeats the core, AABB repeats each layer before the next one's turn."""
 
 

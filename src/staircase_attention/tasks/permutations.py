@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from staircase_attention.checks import input_error
 from staircase_attention.tasks.task import Episodes, SizedTask, reset_episodes, run_automaton
 
-Inputs = Literal["elements", "generators"]
 Permutation = tuple[int, ...]
 
 # S6 has 720 elements; the multiplication table of S7 would have 25 million entries.
@@ -41,7 +40,7 @@ class Permutations(SizedTask):
     """Sn, all permutations of n points, n from 2 to 6; or An, the even ones, n from 3 to 6."""
     length: int = 64
     """Elements in an episode; with START an episode has length + 1 tokens."""
-    inputs: Inputs = "elements"
+    inputs: Literal["elements", "generators"] = "elements"
     """What is drawn at a step, uniformly: all 'elements', or only 'generators': the
     identity and, for Sn, the swaps of neighbours; for An, the cycles 1 -> 2 -> k -> 1."""
 

@@ -11,7 +11,6 @@ from staircase_attention.checks import input_error
 from staircase_attention.tasks.task import Episodes, SizedTask, reset_episodes, run_automaton
 
 Walls = Literal["block", "wrap"]
-Start = Literal["corner", "centre"]
 Heading = Literal["north", "east", "south", "west"]
 
 ACTIONS = ("left", "right", "forward")
@@ -41,7 +40,7 @@ class RandomWalk(SizedTask):
     width: int = field(default=8, metadata={"maximum": 256})
     walls: Walls = "block"
     """At the edge: 'block' stops the agent, 'wrap' moves it to the opposite side."""
-    start: Start = "corner"
+    start: Literal["corner", "centre"] = "corner"
     """The first cell: 'corner' is row 0, column 0; 'centre' is row height // 2, column width // 2.
     A random cell would not be known from the input."""
     heading: Heading = "east"
