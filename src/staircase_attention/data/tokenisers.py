@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from staircase_attention.checks import check_fields, check_integer, input_error
 from staircase_attention.data.documents import pieces
-from staircase_attention.files import as_written, parse_json, read_file
+from staircase_attention.files import as_written, parse_json, read_file, write_json
 from staircase_attention.plain import convert
 
 # The library takes long to import, and most users of this package do not need it.
@@ -88,8 +88,8 @@ class ByteTokeniser:
 
     def save(self, folder: Path) -> None:
         """Write the settings."""
-        settings = {"kind": "bytes", "has_end_symbol": self.end_symbol is not None}
-        (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
+        has_end_symbol = self.end_symbol is not None
+        write_json(folder / SETTINGS, {"kind": "bytes", "has_end_symbol": has_end_symbol})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,8 +169,7 @@ class BytePairTokeniser:
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer.json, which other programs can read, and the settings."""
-        settings = {"kind": "tokenizers", "end_symbol": self.end_symbol}
-        (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
+        write_json(folder / SETTINGS, {"kind": "tokenizers", "end_symbol": self.end_symbol})
         (folder / TOKENIZER_FILE).write_text(self._tokenizer.to_str(pretty=True))
 
     def _encode(self, texts: Sequence[str]) -> list[Tokens]:
