@@ -51,7 +51,7 @@ def counted(count: int, things: str) -> str:
     return f"{count:,} {things.removesuffix('s') if count == 1 else things}"
 
 
-def words(facts: dict[str, float]) -> str:
+def words(facts: Mapping[str, float]) -> str:
     """Facts as they are shown.
 
     >>> words({"loss": 1.5, "error": 0.25, "tokens_per_second": 12345.6})
@@ -117,14 +117,14 @@ def print_table(table: Table) -> None:
 class CurveProgress(progress.Progress):
     """A progress bar, and below it the latest facts and the curve of the losses so far."""
 
-    facts = ""
+    facts: Mapping[str, float] = {}
     losses: Mapping[int, float] = {}
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """The bar, the facts, and the curve once it has a shape."""
         yield from super().get_renderables()
         if self.facts:
-            yield Text(self.facts)
+            yield Text(words(self.facts))
         if len(self.losses) > 2:  # noqa: PLR2004
             yield Text(sketch(self.losses))
 
@@ -140,7 +140,7 @@ class Terminal(Display):
             progress.TimeRemainingColumn(),
             console=plain_console(stderr=True),
         )
-        self._facts: dict[str, float] = {}
+        self._progress.facts = self._facts = dict[str, float]()
         self._progress.losses = self._losses = dict[int, float]()
 
     def begin(self, name: str, done: int, total: int) -> None:
@@ -155,7 +155,6 @@ class Terminal(Display):
         self._facts |= facts
         if "loss" in facts:
             self._losses[done] = facts["loss"]
-        self._progress.facts = words(self._facts)
         self._progress.update(self._bar, completed=done)
 
     def say(self, text: str) -> None:
