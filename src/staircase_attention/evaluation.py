@@ -4,7 +4,7 @@ Every answer is counted once, and state is carried through every lane.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -142,7 +142,11 @@ def episode_positions(
 
 
 class Places:
-    """A split whose tokens say how far they are from the first one of their document."""
+    """A split whose tokens say how far they are from the first one of their document.
+
+    Its batches are those of the split, with the positions of the answers as targets. A document's
+    first token, which is predicted from the document before it, is at 0.
+    """
 
     def __init__(self, split: TokenSplit) -> None:
         self.num_tokens = split.num_tokens
@@ -154,17 +158,6 @@ class Places:
         tokens = (starts[:, None] + np.arange(length)) % self.num_tokens
         documents = np.searchsorted(self.document_starts, tokens, side="right") - 1
         return tokens - self.document_starts[documents]
-
-
-def document_positions(
-    split: TokenSplit, deal: Callable[[Any], Iterable[Batch]]
-) -> Iterator[NDArray[np.int64]]:
-    """How far the answers of each batch are from the first token of their document.
-
-    `deal` gives the batches of a split. A document's first token, which is predicted from the
-    document before it, is at 0.
-    """
-    return (batch.targets for batch in deal(Places(split)))
 
 
 def answered(

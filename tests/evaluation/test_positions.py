@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from staircase_attention import CoreConfig, SequenceModel, Staircase
 from staircase_attention.data import evaluation_batches
-from staircase_attention.evaluation import document_positions, score_by_position
+from staircase_attention.evaluation import Places, score_by_position
 from staircase_attention.training.dataset import EpisodeLanes
 
 STARTS = [0, 10, 13]
@@ -50,7 +50,7 @@ def build(dropout=0.0):
 
 
 def positions_of(model, text, deal, **options):
-    positions = document_positions(text, deal)
+    positions = (batch.targets for batch in deal(Places(text)))
     return score_by_position(model, deal(text), positions, device=torch.device("cpu"), **options)
 
 

@@ -155,7 +155,8 @@ def loss_by_position(
     if isinstance(data, TaskData):
         positions = evaluation.episode_positions(data.episodes(split), **lanes)
     else:
-        positions = evaluation.document_positions(data.corpus.split(split), deal)
+        places = evaluation.Places(data.corpus.split(split))
+        positions = (batch.targets for batch in deal(places))
     found = evaluation.score_by_position(
         loaded.model,
         deal(split),
