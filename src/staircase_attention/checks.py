@@ -1,8 +1,8 @@
 """Checks of values that a user gives: one line with the rule, what was received, and a remedy."""
 
 import difflib
-import math
 import operator
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from importlib import import_module
@@ -63,7 +63,7 @@ def check_number(name: str, value: object, *, example: float, **bounds: float) -
     if (
         isinstance(value, int | float)
         and not isinstance(value, bool)
-        and (value < math.inf or "maximum" in bounds)
+        and (value <= sys.float_info.max or "maximum" in bounds)
         and all(BOUNDS[kind][1](value, bound) for kind, bound in bounds.items())
     ):
         return

@@ -178,6 +178,7 @@ def test_draws_are_spread_evenly(varied):
     [
         ({"temperature": -0.1}, "temperature must be a number of at least 0, got -0.1"),
         ({"temperature": math.nan}, "temperature must be a number of at least 0, got nan"),
+        ({"temperature": 10**400}, r"temperature must be a number of at least 0, got 10+\.{3}"),
         ({"top_k": 0}, "top_k must be an integer of at least 1, got 0"),
         ({"top_p": 0}, "top_p must be a number over 0 and of at most 1, got 0"),
         ({"top_p": 1.01}, "top_p must be a number over 0 and of at most 1, got 1.01"),
@@ -194,6 +195,15 @@ def test_draws_are_spread_evenly(varied):
 def test_wrong_settings_are_refused_in_one_line(options, message):
     with pytest.raises(ValueError, match=f"^{message}; use .*$"):
         SamplingConfig(**options)
+
+
+@pytest.mark.parametrize("temperature", [10**20, 10**300])
+def test_a_temperature_may_be_an_integer_of_any_size(temperature):
+    logits = torch.tensor([[0.0, 1.0, 5.0]])
+    of_integer, of_float = (
+        filtered(logits.double(), SamplingConfig(temperature=kind)) for kind in (temperature, 1e300)
+    )
+    torch.testing.assert_close(of_integer, of_float)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])

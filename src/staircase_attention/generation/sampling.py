@@ -165,8 +165,8 @@ def filtered(
     scores: Float[Tensor, "rows vocab"], config: SamplingConfig
 ) -> Float[Tensor, "rows vocab"]:
     """The scores to draw from, -inf where a token is dropped; the temperature must not be 0."""
-    # The highest score becomes 0, so that no temperature overflows.
-    scores = (scores - scores.amax(-1, keepdim=True)) / config.temperature
+    # The highest score becomes 0, so that no temperature overflows, nor an integer as a divisor.
+    scores = (scores - scores.amax(-1, keepdim=True)) / float(config.temperature)
     if config.top_k is not None or config.top_p is not None:
         # Likeliest first; of tokens with equal scores the one with the lower id.
         order = scores.argsort(dim=-1, descending=True, stable=True)
