@@ -272,6 +272,16 @@ def test_the_same_weights_in_fewer_passes_are_an_assistant(name, monkeypatch):
     assert min(crops) < -1
 
 
+def test_an_assistant_may_draft_any_number_of_tokens_which_are_all_taken_back():
+    model = build()
+    assistant = wrap(model.with_schedule(model.schedule.with_passes(1)))
+    config = assistant.generation_config
+    config.num_assistant_tokens, config.num_assistant_tokens_schedule = 70, "constant"
+    config.assistant_confidence_threshold = 0.0
+    drafted = generate(wrap(model), prompt(7), 80, assistant_model=assistant)
+    assert drafted.equal(generate(wrap(model), prompt(7), 80))
+
+
 @pytest.mark.parametrize("options", [{}, {"use_cache": False}])
 @pytest.mark.parametrize("name", ["staircase", "ladder"])
 def test_padding_on_the_right_leaves_what_is_generated_as_it_is(name, options):

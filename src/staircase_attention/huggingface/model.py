@@ -5,6 +5,7 @@ a masked token is treated as absent: every row gets the logits and the state tha
 alone.
 """
 
+from collections import deque
 from typing import Any, Self, cast
 
 import torch
@@ -25,8 +26,8 @@ from staircase_attention.models.executor import Watch
 
 # The label that Transformers leaves out of the loss.
 IGNORED = -100
-# Tokens that an assistant drafts in one round, at most.
-MOST_DRAFTS = 64
+# Calls that an assistant can take back, at least.
+LEAST_CALLS = 64
 
 
 class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
@@ -231,12 +232,11 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
                     "pass the whole sequence with new tokens at its end, or a mask that covers it",
                 )
             kwargs["next_sequence_length"] = next_sequence_length
-        inputs: dict[str, Any] = super().prepare_inputs_for_generation(  # type: ignore[misc]
+        return super().prepare_inputs_for_generation(  # type: ignore[misc,no-any-return]
             input_ids,  # type: ignore[arg-type]
             inputs_embeds=inputs_embeds,  # type: ignore[arg-type]
             **kwargs,
         )
-        return inputs
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -256,9 +256,11 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
             generation_config, model_kwargs, *others, **named
         )
         if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = StateCache()
+        if generation_config.is_assistant:
             # Drafts that are not accepted are forgotten, all those of a round at most.
-            num_calls = MOST_DRAFTS if generation_config.is_assistant else 1
-            model_kwargs["past_key_values"] = StateCache(num_calls=num_calls)
+            cache = model_kwargs["past_key_values"]
+            cache.calls = deque(cache.calls, max(LEAST_CALLS, generation_config.max_new_tokens))
 
 
 def tokens_present(
@@ -291,8 +293,7 @@ def run_present(
         states: list[State] = []
         for length in sorted({len(row) for row in rows}):
             alike = [number for number, row in enumerate(rows) if len(row) == length]
-            together = torch.stack([rows[number] for number in alike])
-            several, later = model(together, state.select(alike))
+            several, later = model(torch.stack([rows[one] for one in alike]), state.select(alike))
             for number, part in zip(alike, several, strict=True):
                 found[number].append(part)
             order += alike
@@ -326,9 +327,8 @@ def without_padding(
     >>> without_padding(labels, present)
     tensor([[-100, -100,    6]])
     """
-    first = labels[:, :1]
     rest = labels[:, 1:].masked_fill(~present[:, :-1].to(labels.device), IGNORED)
-    return torch.cat([first, rest], dim=1)
+    return torch.cat([labels[:, :1], rest], dim=1)
 
 
 def mark_initialised(parameter: Tensor) -> None:
