@@ -257,10 +257,11 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
         )
         if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = StateCache()
-        if generation_config.is_assistant:
+        cache = model_kwargs.get("past_key_values")
+        if generation_config.is_assistant and cache is not None:
             # Drafts that are not accepted are forgotten, all those of a round at most.
-            cache = model_kwargs["past_key_values"]
-            cache.calls = deque(cache.calls, max(LEAST_CALLS, generation_config.max_new_tokens))
+            num_calls = max(LEAST_CALLS, generation_config.max_new_tokens or 0)
+            cache.calls = deque(cache.calls, num_calls)
 
 
 def tokens_present(
