@@ -38,7 +38,7 @@ else:
 CHECKING = ("attention", "layers", "models/test_oracle.py", "models/test_state.py")
 
 hypothesis.settings.register_profile(
-    "reproducible", deadline=None, derandomize=True, max_examples=10, print_blob=True
+    "reproducible", deadline=None, derandomize=True, max_examples=8, print_blob=True
 )
 hypothesis.settings.load_profile("reproducible")
 

@@ -30,7 +30,7 @@ CORE = {"width": 64, "numHeads": 4, "vocabSize": 50}
 TEXTS = ["Once upon a time, it's 1839:\n\n  «déjà vu»", "", "a", "  two  spaces \n"]
 TEXT_MODELS = ("novels-and-talk-dial", "novels-and-talk")
 ODD = "« Ça va ? » 🙂 日本"
-WORD = 40
+WORD = 24
 CHROMIUM = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update", "--enable-logging=stderr"),
@@ -81,9 +81,9 @@ def request_of_all():
     }
     turned = [
         {"passes": passes, "tokens": generator.choices(range(1024), k=generator.randint(1, 6))}
-        for passes in generator.sample(range(1, 9), 8)
+        for passes in generator.sample(range(1, 9), 5)
     ]
-    # Each position of the dial from the first token on, then all of them within one text.
+    # Positions of the dial from the first token on, then all of them within one text.
     dials = {name: [*([one] for one in turned), turned] for name in TEXT_MODELS}
     return {"costs": asked, "steps": steps, "models": models, "dials": dials, "texts": TEXTS}
 
