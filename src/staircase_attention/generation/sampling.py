@@ -166,22 +166,23 @@ def filtered(
 ) -> Float[Tensor, "rows vocab"]:
     """The scores to draw from, -inf where a token is dropped; the temperature must not be 0."""
     # The highest score becomes 0, so that no temperature overflows, nor an integer as a divisor.
-    scores = (scores - scores.amax(-1, keepdim=True)) / float(config.temperature)
+    shifted = (scores - scores.amax(-1, keepdim=True)) / float(config.temperature)
     if config.top_k is not None or config.top_p is not None:
-        # Likeliest first; of tokens with equal scores the one with the lower id.
+        # Likeliest first; of tokens with equal scores the one with the lower id. Scores that differ
+        # may be equal once they are shifted.
         order = scores.argsort(dim=-1, descending=True, stable=True)
-        ranked = scores.gather(-1, order)
+        ranked = shifted.gather(-1, order)
         if config.top_k is not None:
             ranked[:, config.top_k :] = -torch.inf
         if config.top_p is not None and config.top_p < 1:
             # A token is dropped if the tokens likelier than it sum to p; the first has 0 before it.
             likelier = functional.pad(ranked.softmax(-1).cumsum(-1)[:, :-1], (1, 0))
             ranked[likelier >= config.top_p] = -torch.inf
-        scores = torch.empty_like(scores).scatter_(-1, order, ranked)
+        shifted = torch.empty_like(shifted).scatter_(-1, order, ranked)
     if config.min_p is not None:
         # exp(score - highest) is the ratio of probabilities: no normalisation needed.
-        scores = scores.masked_fill(scores.exp() < config.min_p, -torch.inf)
-    return scores
+        shifted = shifted.masked_fill(shifted.exp() < config.min_p, -torch.inf)
+    return shifted
 
 
 def usable(
