@@ -198,7 +198,9 @@ def read_sums(folder: Path) -> dict[str, list[str]] | None:
     remedy = f"restore it, or delete it to use {folder} unverified"
     with as_written(CHECKSUMS, path, remedy):
         recorded = {name: [str(one) for one in sums] for name, sums in read_json(path).items()}
-        assert all(inside(folder, name) for name in recorded)
+        for name in recorded:
+            # Whoever packs a run writes a file by each of these names.
+            inside(folder, name)
         return recorded
 
 

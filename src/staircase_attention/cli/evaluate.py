@@ -13,7 +13,7 @@ import typer
 
 from staircase_attention import data as corpora
 from staircase_attention import training
-from staircase_attention.checks import check_choice, check_integer, input_error, printable
+from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.cli import arguments
 from staircase_attention.display import Display, choose_display, counted, print_table
 from staircase_attention.files import check_can_write
@@ -141,9 +141,8 @@ def corpus_of(
     folder = Path(stack.enter_context(TemporaryDirectory())) / "corpus"
     nothing, own = corpora.HeldOut(valid=0.0, test=0.0), run_tokeniser(run)
     made = corpora.prepare_text(text, folder, tokeniser=own, held_out=nothing, progress=shown)
-    for source in made.manifest.preparation.sources:
-        for what, count in source.skipped.items():
-            typer.echo(f"skipped: {printable(what)}: {count:,}", err=as_json)
+    for line in made.manifest.preparation.skipped_lines():
+        typer.echo(line, err=as_json)
     return folder
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from staircase_attention import data
-from staircase_attention.checks import InputError, input_error, printable
+from staircase_attention.checks import InputError, input_error
 from staircase_attention.cli.arguments import Quiet, parse_values
 from staircase_attention.display import choose_display, counted
 from staircase_attention.files import check_can_hold
@@ -191,6 +191,5 @@ def show(corpus: "data.Corpus") -> None:
             f"{name}: {counted(split.num_tokens, 'tokens')}, {counted(split.num_bytes, 'bytes')}, "
             f"{counted(split.num_documents, 'documents')}"
         )
-    for source in corpus.manifest.preparation.sources:
-        for what, count in source.skipped.items():
-            typer.echo(f"skipped: {printable(what)}: {count:,}")
+    for line in corpus.manifest.preparation.skipped_lines():
+        typer.echo(line)

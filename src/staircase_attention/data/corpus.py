@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from staircase_attention import files
-from staircase_attention.checks import check_choice, input_error
+from staircase_attention.checks import check_choice, input_error, printable
 from staircase_attention.data.tokenisers import Tokeniser, Tokens, load_tokeniser
 from staircase_attention.plain import from_plain, to_plain
 
@@ -124,6 +124,12 @@ class Preparation:
         """What was known before it started."""
         bare = tuple(replace(one, counts={}, skipped={}) for one in self.sources)
         return replace(self, sources=bare)
+
+    def skipped_lines(self) -> Iterator[str]:
+        """What could not be used of the sources, in lines for a terminal."""
+        for source in self.sources:
+            for what, count in source.skipped.items():
+                yield printable(f"skipped: {what}: {count:,}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

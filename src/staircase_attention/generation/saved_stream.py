@@ -124,11 +124,10 @@ def load_stream(path: PathLike, model: Model, *, decode: Decode | None = None) -
 
 def identity(model: Model) -> dict[str, Any]:
     """A model's shape as plain data, and its exits, which change what it says."""
-    exits = getattr(model, "backend", None)
+    backend = getattr(model, "backend", None)
     sizes = {"vocab_size": model.vocab_size, "output_size": model.output_size}
-    if isinstance(exits, ExitBackend):
-        return {**model.signature, **sizes, exits.rule: float(exits.threshold)}
-    return {**model.signature, **sizes}
+    exits = {backend.rule: float(backend.threshold)} if isinstance(backend, ExitBackend) else {}
+    return model.signature | sizes | exits
 
 
 def fingerprint(model: Model) -> str:

@@ -276,8 +276,10 @@ class CheckpointFolder:
     def abandon(self) -> None:
         """Delete what was not written, or not deleted, completely."""
         for scratch in self.path.glob(".partial-*"):
-            # What a link leads to would be written into, and is somebody else's.
-            scratch.unlink() if scratch.is_symlink() else shutil.rmtree(scratch, ignore_errors=True)
+            if scratch.is_symlink():
+                # What it leads to would be written into, and is somebody else's.
+                scratch.unlink()
+            shutil.rmtree(scratch, ignore_errors=True)
 
     def read(self, name: CheckpointName, *, only: Sequence[str] = ()) -> Checkpoint:
         """A checkpoint, or only these files of it, if it is as it was written."""
